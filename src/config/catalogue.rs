@@ -1,0 +1,1 @@
+//! The built-in providers, compiled in from `config/providers.toml`.

@@ -1,0 +1,1 @@
+//! The configuration file: parsed once, every mistake named with file, line and caret.

@@ -1,0 +1,377 @@
+//! Files and environment in, checked values out.
+//!
+//! A [`Config`] in hand is a sound one: every value was checked when it was parsed, and every mistake
+//! was reported at once, each with file, line and caret. No other room reads a file of settings or an
+//! environment variable.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
+
+pub mod catalogue;
+mod file;
+mod zero;
+
+/// Everything lessor runs by.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where it listens.
+    pub listen: Listen,
+    /// Where pools and leases live.
+    pub store: StoreConfig,
+    /// How long a lease lives, and what happens when it is lost.
+    pub lease: LeaseConfig,
+    /// How long and how many may wait.
+    pub queue: QueueConfig,
+    /// When a request is sent again.
+    pub retry: RetryConfig,
+    /// Every wait's bound.
+    pub timeouts: Timeouts,
+    /// How long streams may run on after SIGTERM.
+    pub shutdown_grace: Duration,
+    /// How keys are ordered.
+    pub strategy: Strategy,
+    /// The proxy modes' policy.
+    pub proxy: ProxyConfig,
+    /// Bounds that protect the process.
+    pub limits: Limits,
+    /// The admin listener's token, where set.
+    pub admin_token: Option<Secret>,
+    /// Providers that are served: those with keys, and those the user defined. By name.
+    pub providers: BTreeMap<ProviderName, Arc<Provider>>,
+    /// Catalogue and user hosts to provider, exact, lower case, without port, whether it has keys or not.
+    pub hosts: HashMap<String, ProviderName>,
+    /// Catalogue patterns (`.openai.azure.com`) that only *recognise* a host as a provider's.
+    pub host_patterns: Vec<(String, ProviderName)>,
+    /// All keys, in file order.
+    pub keys: Vec<KeyConfig>,
+    /// Fallbacks by pool name.
+    pub pools: BTreeMap<PoolName, Vec<PoolName>>,
+    /// Callers; empty: everyone on loopback is `anonymous`.
+    pub apps: Vec<AppConfig>,
+    /// Where it came from, for people: the file's path, or `the environment`.
+    pub origin: String,
+    /// What to say at start, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// One address to listen on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP address; port 0 takes a free one.
+    Tcp(SocketAddr),
+    /// A Unix socket, with its file mode (default 0600).
+    Unix(PathBuf, u32),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(at) => write!(f, "{at}"),
+            Self::Unix(path, _) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// `[listen]`.
+#[derive(Debug, Clone)]
+pub struct Listen {
+    /// Proxy listeners, at least one.
+    pub proxy: Vec<Address>,
+    /// The admin TCP listener.
+    pub admin: Address,
+    /// Further `Host` names (lower case, no port) for base-URL mode.
+    pub hosts: Vec<String>,
+    /// Web origins that may call, exact (`https://app.example`).
+    pub allow_origins: Vec<String>,
+    /// Whether answers carry `X-Lessor-Key`, `-Lease`, `-Attempts`.
+    pub response_headers: bool,
+}
+
+/// `[store]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// `memory:` for now; other kinds are refused by name when configured.
+    pub url: String,
+    /// First part of every key in a shared store.
+    pub prefix: String,
+}
+
+/// `[lease]`.
+#[derive(Debug, Clone, Copy)]
+pub struct LeaseConfig {
+    /// How long a lease lives unrenewed.
+    pub ttl: Duration,
+    /// How often all live leases are renewed.
+    pub heartbeat: Duration,
+    /// What happens to a stream whose lease is lost.
+    pub on_lost: OnLost,
+    /// The bound of a lease's whole life, where set.
+    pub max_duration: Option<Duration>,
+}
+
+impl LeaseConfig {
+    /// How long before its expiry a lease must have been renewed: a tenth of the TTL, at least 500 ms.
+    pub fn margin(&self) -> Duration {
+        (self.ttl / 10).max(Duration::from_millis(500))
+    }
+}
+
+/// `lease.on_lost`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLost {
+    /// Cancel the upstream request; the client sees a broken stream.
+    Abort,
+    /// Let it run; a metric counts it.
+    Finish,
+}
+
+/// `[queue]`.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueConfig {
+    /// How long one request may wait for a key.
+    pub max_wait: Duration,
+    /// How many may wait, all queues together.
+    pub max_waiting: usize,
+}
+
+/// `[retry]`.
+#[derive(Debug, Clone, Copy)]
+pub struct RetryConfig {
+    /// Sends of one request, the first included; at least 1.
+    pub max_attempts: u32,
+    /// Bytes of one request body that are kept for another send.
+    pub max_body: usize,
+    /// The same, of all requests together.
+    pub max_total: usize,
+}
+
+/// `[timeouts]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// TCP and TLS to the provider.
+    pub connect: Duration,
+    /// From the last request byte to the answer's head.
+    pub first_byte: Duration,
+    /// Between chunks of an answer.
+    pub idle: Duration,
+    /// Between chunks of a request.
+    pub body_idle: Duration,
+    /// First byte and whole head from a client.
+    pub header: Duration,
+    /// How long a client's connection may lie idle between requests.
+    pub keep_alive: Duration,
+}
+
+/// `[ranking] strategy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// By score.
+    Weighted,
+    /// In turn.
+    RoundRobin,
+    /// The least busy.
+    LeastInFlight,
+    /// The first of the file until it is full.
+    FillFirst,
+}
+
+/// `[proxy]`.
+#[derive(Debug, Clone)]
+pub struct ProxyConfig {
+    /// Whether hosts that are no provider's are forwarded (`tunnel`) or refused (`deny`).
+    pub tunnel_other_hosts: bool,
+    /// Addresses that no tunnel and no plain forwarding may reach, after resolution.
+    pub deny_nets: Vec<IpNet>,
+}
+
+/// `[limits]`: named bounds with defaults.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Client connections open at once, all listeners together.
+    pub max_connections: usize,
+    /// Bytes of one request head.
+    pub max_header_bytes: usize,
+    /// Header lines of one request.
+    pub max_headers: usize,
+}
+
+/// `[apps.x]`.
+#[derive(Debug, Clone)]
+pub struct AppConfig {
+    /// Its name.
+    pub name: AppName,
+    /// The token it shows.
+    pub token: Secret,
+    /// The pools it may use, the first its default; empty: `default` only.
+    pub pools: Vec<PoolName>,
+    /// The providers it may use; empty: all.
+    pub providers: Vec<ProviderName>,
+}
+
+/// `[[keys]]`, with its secret in hand.
+#[derive(Debug, Clone)]
+pub struct KeyConfig {
+    /// Its id.
+    pub id: KeyId,
+    /// Whose key.
+    pub provider: ProviderName,
+    /// Its pool.
+    pub pool: PoolName,
+    /// Its group.
+    pub group: Option<GroupName>,
+    /// The raw value.
+    pub secret: Secret,
+    /// Where the secret came from, for people: `env OPENAI_API_KEY` or `file /run/…`; never the value.
+    pub source: String,
+    /// How many requests at once, at least 1.
+    pub max_concurrent_uses: u32,
+    /// Patterns (`gpt-*`, `*` at any place) of models it serves; empty: all.
+    pub models: Vec<String>,
+    /// Starts out disabled.
+    pub disabled: bool,
+}
+
+/// A provider: where it is, how a key is put in, what its answers mean. Compiled from
+/// `config/providers.toml` and the user's `[providers.x]`.
+#[derive(Debug, Clone)]
+pub struct Provider {
+    /// Its name.
+    pub name: ProviderName,
+    /// Where base-URL mode sends: scheme, authority, and a path prefix without trailing slash.
+    pub base_url: http::Uri,
+    /// Whether the user set `base_url`: then the proxy modes go there too.
+    pub base_url_is_users: bool,
+    /// Exact hosts a key may be sent to (lower case, no port), `base_url`'s included.
+    pub hosts: Vec<String>,
+    /// Further trust for this provider only.
+    pub ca_file: Option<PathBuf>,
+    /// How the key is put in; the first whose `path_prefix` fits the provider-relative path wins, the
+    /// last has none.
+    pub inject: Vec<Injection>,
+    /// Credential places of the client that are left alone.
+    pub keep: Vec<String>,
+    /// The shape of errors its SDKs show.
+    pub error_shape: ErrorShape,
+    /// The request by which lessor itself checks a key.
+    pub check: Option<Check>,
+    /// How answers are read, in order: the first that fits wins.
+    pub rules: Vec<Rule>,
+    /// Where waits are, in order; the first that can be read wins.
+    pub waits: Vec<Wait>,
+    /// Path prefixes known to need no model.
+    pub no_model_paths: Vec<String>,
+    /// Its usual environment variables (`OPENAI_API_KEY`).
+    pub env: Vec<String>,
+}
+
+/// One way to put a key in.
+#[derive(Debug, Clone)]
+pub struct Injection {
+    /// Only for provider-relative paths that start so.
+    pub path_prefix: Option<String>,
+    /// Where it goes.
+    pub place: Place,
+}
+
+/// Where a key goes.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// A header whose value is `before` + secret + `after`.
+    Header { name: http::HeaderName, before: String, after: String },
+    /// A query parameter (percent-encoded value).
+    Query { name: String },
+}
+
+/// The JSON shape of lessor's own errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorShape {
+    /// `{"error":{"message","type","code","param"}}`.
+    OpenAi,
+    /// `{"type":"error","error":{"type","message"}}`.
+    Anthropic,
+    /// `{"error":{"code","message","status"}}`.
+    Google,
+}
+
+/// The request by which lessor checks a key.
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// Its method.
+    pub method: http::Method,
+    /// Its path below `base_url`, with query.
+    pub path: String,
+    /// Headers it needs.
+    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
+}
+
+/// How one kind of answer is read. All conditions that are given must hold.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Statuses it is for; empty: any of 400 and above.
+    pub status: Vec<StatusRange>,
+    /// Exact values, one of which the body's code or type (see [`Rule::fields`]) must equal.
+    pub codes: Vec<String>,
+    /// Where `codes` are looked for: JSON pointers, such as `/error/code`.
+    pub fields: Vec<String>,
+    /// Phrases, one of which the body must contain (ASCII case ignored).
+    pub phrases: Vec<String>,
+    /// What it means.
+    pub class: Class,
+    /// Who shares the limit.
+    pub scope: Scope,
+    /// The answer names the key itself (see [`crate::model::Outcome::proven`]).
+    pub proven: bool,
+    /// The wait when the answer names none.
+    pub wait: Option<Duration>,
+}
+
+/// An inclusive range of statuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatusRange(pub u16, pub u16);
+
+/// Where an answer says how long to wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// A header's name, or a JSON pointer into the body (starts with `/`), or `text:` and a phrase after
+    /// which the duration stands.
+    pub from: WaitPlace,
+    /// How it is written.
+    pub format: WaitFormat,
+    /// A header that must be 0 for this one to count ("time to a full bucket").
+    pub only_if_zero: Option<http::HeaderName>,
+}
+
+/// Where a wait stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WaitPlace {
+    /// In a header.
+    Header(http::HeaderName),
+    /// At a JSON pointer.
+    Body(String),
+    /// After a phrase in the body.
+    Phrase(String),
+}
+
+/// How a wait is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitFormat {
+    /// Seconds, or an HTTP date.
+    RetryAfter,
+    /// Milliseconds.
+    Millis,
+    /// Seconds, fractions allowed.
+    Seconds,
+    /// `6m0s`, `120ms`, `1h2m3.5s`, or bare seconds.
+    Duration,
+    /// RFC 3339.
+    Rfc3339,
+    /// Seconds or ms since the epoch, told apart by size; small numbers are seconds from now.
+    Epoch,
+}

@@ -1,0 +1,1 @@
+//! A configuration from the environment alone.

@@ -1,0 +1,231 @@
+//! What is counted. Handles are resolved once or by a short locked look-up; memory does not grow
+//! between scrapes. Every room may count; nobody here knows a room.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::model::{Class, KeyId, KeyStatus, Mode, PoolName, ProviderName};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    provider: String,
+    mode: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KeyLabels {
+    provider: String,
+    pool: String,
+    key: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StatusLabels {
+    provider: String,
+    key: String,
+    status: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+/// Seconds; from a tenth of a millisecond to reasoning models' minutes.
+const BUCKETS: [f64; 16] = [
+    0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0,
+    600.0,
+];
+
+fn histogram() -> Histogram {
+    Histogram::new(BUCKETS)
+}
+
+/// All counters of one process; clones share them.
+#[derive(Clone)]
+pub struct Metrics(Arc<Inner>);
+
+struct Inner {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    duration: Histogram,
+    overhead: Histogram,
+    leases_active: Family<KeyLabels, Gauge>,
+    acquire: Family<ResultLabel, Counter>,
+    acquire_seconds: Histogram,
+    wait_seconds: Histogram,
+    heartbeat_failed: Counter,
+    lost: Counter,
+    expired: Counter,
+    key_status: Family<StatusLabels, Gauge>,
+    cooldowns: Family<ReasonLabel, Counter>,
+    failovers: Family<ReasonLabel, Counter>,
+    queue_depth: Gauge,
+    store_errors: Counter,
+    store_up: Gauge<u64, AtomicU64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers everything under its name of the design, section 10.
+    pub fn new() -> Self {
+        let mut inner = Inner {
+            registry: Registry::with_prefix("lessor"),
+            requests: Family::default(),
+            duration: histogram(),
+            overhead: histogram(),
+            leases_active: Family::default(),
+            acquire: Family::default(),
+            acquire_seconds: histogram(),
+            wait_seconds: histogram(),
+            heartbeat_failed: Counter::default(),
+            lost: Counter::default(),
+            expired: Counter::default(),
+            key_status: Family::default(),
+            cooldowns: Family::default(),
+            failovers: Family::default(),
+            queue_depth: Gauge::default(),
+            store_errors: Counter::default(),
+            store_up: Gauge::default(),
+        };
+        let to = &mut inner.registry;
+        to.register("requests", "Requests ended, by how they ended", inner.requests.clone());
+        to.register(
+            "request_duration_seconds",
+            "From a request's head to its answer's last byte",
+            inner.duration.clone(),
+        );
+        to.register(
+            "overhead_seconds",
+            "lessor's own share of the time to the answer's head",
+            inner.overhead.clone(),
+        );
+        to.register("leases_active", "Leases this sidecar holds", inner.leases_active.clone());
+        to.register("lease_acquire", "Acquires, by result", inner.acquire.clone());
+        to.register(
+            "lease_acquire_seconds",
+            "Time of one acquire call to the store",
+            inner.acquire_seconds.clone(),
+        );
+        to.register("lease_wait_seconds", "Time requests waited for a key", inner.wait_seconds.clone());
+        to.register("lease_heartbeat_failed", "Renewal calls that failed", inner.heartbeat_failed.clone());
+        to.register("lease_lost", "Leases lost while their stream was open", inner.lost.clone());
+        to.register("lease_expired", "Leases whose deadline passed unrenewed", inner.expired.clone());
+        to.register("key_status", "1 for the status a key has now", inner.key_status.clone());
+        to.register("key_cooldowns", "Cooldowns set, by reason", inner.cooldowns.clone());
+        to.register("failovers", "Requests sent again with another key, by reason", inner.failovers.clone());
+        to.register("queue_depth", "Requests waiting for a key", inner.queue_depth.clone());
+        to.register("store_errors", "Store calls that failed", inner.store_errors.clone());
+        to.register("store_up", "1 while the store answers", inner.store_up.clone());
+        for result in ["granted", "exhausted", "unusable", "store_failed"] {
+            inner.acquire.get_or_create_owned(&ResultLabel { result });
+        }
+        Self(Arc::new(inner))
+    }
+
+    /// The Prometheus text (OpenMetrics).
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a `String` cannot fail; an encoder's own error would leave a partial page.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.0.registry);
+        text
+    }
+
+    /// One request ended.
+    pub fn request(&self, provider: &str, mode: Mode, outcome: &'static str, total: Duration) {
+        let labels = RequestLabels { provider: provider.into(), mode: mode.as_str(), outcome };
+        self.0.requests.get_or_create(&labels).inc();
+        self.0.duration.observe(total.as_secs_f64());
+    }
+
+    /// lessor's own share of one request's time to the answer's head.
+    pub fn overhead(&self, own: Duration) {
+        self.0.overhead.observe(own.as_secs_f64());
+    }
+
+    /// One acquire call to the store: `granted`, `exhausted`, `unusable` or `store_failed`.
+    pub fn acquire(&self, result: &'static str, took: Duration) {
+        self.0.acquire.get_or_create(&ResultLabel { result }).inc();
+        self.0.acquire_seconds.observe(took.as_secs_f64());
+    }
+
+    /// How long a request waited for its key.
+    pub fn waited(&self, wait: Duration) {
+        self.0.wait_seconds.observe(wait.as_secs_f64());
+    }
+
+    /// The gauge of live leases of one key; resolve once, then `inc` and `dec`.
+    pub fn leases_active(&self, provider: &ProviderName, pool: &PoolName, key: &KeyId) -> Gauge {
+        let labels =
+            KeyLabels { provider: provider.to_string(), pool: pool.to_string(), key: key.to_string() };
+        self.0.leases_active.get_or_create_owned(&labels)
+    }
+
+    /// A renewal call failed.
+    pub fn heartbeat_failed(&self) {
+        self.0.heartbeat_failed.inc();
+    }
+
+    /// A lease was lost.
+    pub fn lost(&self) {
+        self.0.lost.inc();
+    }
+
+    /// A lease's local deadline passed unrenewed.
+    pub fn expired(&self) {
+        self.0.expired.inc();
+    }
+
+    /// Replaces the status of one key.
+    pub fn key_status(&self, provider: &ProviderName, key: &KeyId, status: KeyStatus) {
+        for each in KeyStatus::ALL {
+            let labels =
+                StatusLabels { provider: provider.to_string(), key: key.to_string(), status: each.as_str() };
+            self.0.key_status.get_or_create(&labels).set(i64::from(each == status));
+        }
+    }
+
+    /// A cooldown was set.
+    pub fn cooldown(&self, reason: Class) {
+        self.0.cooldowns.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+    }
+
+    /// A request goes on with another key.
+    pub fn failover(&self, reason: Class) {
+        self.0.failovers.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+    }
+
+    /// The gauge of waiting requests.
+    pub fn queue_depth(&self) -> &Gauge {
+        &self.0.queue_depth
+    }
+
+    /// A store call failed.
+    pub fn store_error(&self) {
+        self.0.store_errors.inc();
+    }
+
+    /// Whether the store answers.
+    pub fn store_up(&self, up: bool) {
+        self.0.store_up.set(u64::from(up));
+    }
+}

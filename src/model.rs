@@ -1,0 +1,390 @@
+//! The words of the house as plain data: names, keys, secrets, outcomes. No I/O, and nothing of ours
+//! is imported here, so that rooms which never import each other can still trade these values.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// Why a name was refused; the text says which rule it broke.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no name: 1 to 64 of a-z 0-9 . _ - are allowed")]
+pub struct BadName(pub String);
+
+/// Whether `text` is 1 to 64 of `a-z 0-9 . _ -`.
+fn is_name(text: &str) -> bool {
+    (1..=64).contains(&text.len())
+        && text.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-'))
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks `text` by the rule for names.
+            pub fn parse(text: &str) -> Result<Self, BadName> {
+                if is_name(text) { Ok(Self(text.into())) } else { Err(BadName(text.into())) }
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = BadName;
+            fn from_str(text: &str) -> Result<Self, BadName> {
+                Self::parse(text)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                Self::parse(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+name!(/// An upstream API, for example `openai`.
+    ProviderName);
+name!(/// One credential of a provider; unique in its provider.
+    KeyId);
+name!(/// A named set of a provider's keys.
+    PoolName);
+name!(/// Keys that share one fate at the provider.
+    GroupName);
+name!(/// A caller: known by its token, or `anonymous`.
+    AppName);
+
+impl AppName {
+    /// Who calls when no apps are configured.
+    pub fn anonymous() -> Self {
+        Self("anonymous".into())
+    }
+}
+
+impl PoolName {
+    /// The pool of a key that names none.
+    pub fn default_pool() -> Self {
+        Self("default".into())
+    }
+}
+
+/// A model's name as a request gives it: any text, at most [`ModelName::MAX`] bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ModelName(Arc<str>);
+
+impl ModelName {
+    /// Longest model name that is told apart; longer ones count as unreadable.
+    pub const MAX: usize = 256;
+
+    /// `None` when `text` is empty or too long to be a model's name.
+    pub fn new(text: &str) -> Option<Self> {
+        (1..=Self::MAX).contains(&text.len()).then(|| Self(text.into()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A key's raw value. It has no `Display` and no `Serialize`, prints as `Secret(..)`, and its memory
+/// is zeroed when the last clone goes.
+#[derive(Clone)]
+pub struct Secret(Arc<SecretString>);
+
+impl Secret {
+    /// Takes ownership of the text.
+    pub fn new(text: String) -> Self {
+        Self(Arc::new(SecretString::from(text)))
+    }
+
+    /// The raw value; only injection, fingerprints and token comparison may ask for it.
+    pub fn expose(&self) -> &str {
+        self.0.expose_secret()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// HMAC-SHA-256 of a secret under the store's salt: tells two secrets of one key apart, shows neither.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// The fingerprint of `secret` under the store's `salt`.
+    pub fn of(secret: &Secret, salt: &[u8; 32]) -> Self {
+        use hmac::Mac as _;
+        let mut mac = <hmac::Hmac<sha2::Sha256> as hmac::digest::KeyInit>::new(salt.into());
+        mac.update(secret.expose().as_bytes());
+        Self(mac.finalize().into_bytes().into())
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// A lease's id, chosen by the sidecar (UUIDv7), so that a call whose reply was lost can be settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LeaseId(#[serde(with = "uuid_text")] pub uuid::Uuid);
+
+mod uuid_text {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+    pub(super) fn serialize<S: Serializer>(id: &uuid::Uuid, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(id)
+    }
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<uuid::Uuid, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl LeaseId {
+    /// A fresh id, ordered by time.
+    pub fn fresh() -> Self {
+        Self(uuid::Uuid::now_v7())
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Who holds leases: random per process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct OwnerId(pub Arc<str>);
+
+impl OwnerId {
+    /// A random owner for this process.
+    pub fn fresh() -> Self {
+        Self(uuid::Uuid::now_v7().simple().to_string().into())
+    }
+}
+
+/// Rises with each lease of a provider, also across a loss of the store's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
+pub struct FencingToken(pub u64);
+
+/// A key's status. Being in use is never a status: only live leases count use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyStatus {
+    /// May be lent.
+    Available,
+    /// The provider's rate limit was hit; heals by itself.
+    RateLimited,
+    /// Rests for another reason; heals by itself.
+    Cooldown,
+    /// Out of quota until a time; then on probation.
+    Exhausted,
+    /// One lease at a time until a success.
+    Probation,
+    /// The provider said the key is bad; waits for a check or a person.
+    Invalid,
+    /// Switched off by a person.
+    Disabled,
+    /// Known, but not yet usable: its secret has not been had.
+    Pending,
+}
+
+impl KeyStatus {
+    /// Every status, for metrics.
+    pub const ALL: [Self; 8] = [
+        Self::Available,
+        Self::RateLimited,
+        Self::Cooldown,
+        Self::Exhausted,
+        Self::Probation,
+        Self::Invalid,
+        Self::Disabled,
+        Self::Pending,
+    ];
+
+    /// The word users see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Available => "available",
+            Self::RateLimited => "rate_limited",
+            Self::Cooldown => "cooldown",
+            Self::Exhausted => "exhausted",
+            Self::Probation => "probation",
+            Self::Invalid => "invalid",
+            Self::Disabled => "disabled",
+            Self::Pending => "pending",
+        }
+    }
+}
+
+/// What an answer says about the key (design, section 7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// A rate limit.
+    Rate,
+    /// Out of money or quota.
+    Quota,
+    /// Too many requests at once on this key.
+    Concurrency,
+    /// The key is refused. [`Outcome::proven`] says whether the answer names the key itself.
+    Invalid,
+    /// The key may not use this model.
+    Access,
+    /// The key may not be used from here.
+    Region,
+    /// The provider is busy; the key is not to blame.
+    Overloaded,
+    /// The caller's own mistake.
+    Caller,
+    /// Served.
+    Success,
+    /// The client went away.
+    Cancelled,
+    /// No usable answer came.
+    Network,
+}
+
+impl Class {
+    /// The word users see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Quota => "quota",
+            Self::Concurrency => "concurrency",
+            Self::Invalid => "invalid",
+            Self::Access => "access",
+            Self::Region => "region",
+            Self::Overloaded => "overloaded",
+            Self::Caller => "caller",
+            Self::Success => "success",
+            Self::Cancelled => "cancelled",
+            Self::Network => "network",
+        }
+    }
+
+    /// Whether another key may serve what this one was refused.
+    pub fn blames_key(self) -> bool {
+        matches!(
+            self,
+            Self::Rate | Self::Quota | Self::Concurrency | Self::Invalid | Self::Access | Self::Region
+        )
+    }
+}
+
+/// Who shares a limit. `Group*` falls back to the key where the key has no group, `*Model` to the
+/// unscoped subject where the request names no model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// The key alone.
+    Key,
+    /// The key for this model.
+    KeyModel,
+    /// All keys of the group.
+    Group,
+    /// All keys of the group for this model.
+    GroupModel,
+    /// The provider for this model.
+    ProviderModel,
+}
+
+impl Scope {
+    /// Whether the model must be known to apply it.
+    pub fn names_model(self) -> bool {
+        matches!(self, Self::KeyModel | Self::GroupModel | Self::ProviderModel)
+    }
+}
+
+/// What one answer said about its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The class that decides the effect.
+    pub class: Class,
+    /// Who shares the limit.
+    pub scope: Scope,
+    /// The wait the provider named, already bounded for its class; `None` when it named none.
+    pub wait: Option<Duration>,
+    /// For [`Class::Invalid`]: the answer names the *key* as bad, so it may not be used again until
+    /// checked. Otherwise the key only rests and lessor's own check decides. Always true elsewhere.
+    pub proven: bool,
+    /// The answer's status; `None` when none came.
+    pub status: Option<u16>,
+    /// The code or type in its body that decided, at most 64 bytes; never other body text.
+    pub code: Option<Arc<str>>,
+}
+
+impl Outcome {
+    /// An outcome of `class` that carries no wait and blames at most the key.
+    pub fn plain(class: Class, status: Option<u16>) -> Self {
+        Self { class, scope: Scope::Key, wait: None, proven: true, status, code: None }
+    }
+}
+
+/// How a request came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Origin-form, `/{provider}/…`.
+    BaseUrl,
+    /// Absolute-form.
+    Forward,
+    /// CONNECT.
+    Connect,
+}
+
+impl Mode {
+    /// The word users see in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::BaseUrl => "base_url",
+            Self::Forward => "forward",
+            Self::Connect => "connect",
+        }
+    }
+}

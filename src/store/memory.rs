@@ -1,0 +1,1 @@
+//! The rules behind a lock, for one process.
