@@ -158,7 +158,9 @@ impl Fingerprint {
     /// The fingerprint of `secret` under the store's `salt`.
     pub fn of(secret: &Secret, salt: &[u8; 32]) -> Self {
         use hmac::Mac as _;
-        let mut mac = <hmac::Hmac<sha2::Sha256> as hmac::digest::KeyInit>::new(salt.into());
+        // HMAC takes a key of any length (RFC 2104), so this cannot fail.
+        #[allow(clippy::expect_used)]
+        let mut mac = hmac::Hmac::<sha2::Sha256>::new_from_slice(salt).expect("HMAC takes any key");
         mac.update(secret.expose().as_bytes());
         Self(mac.finalize().into_bytes().into())
     }
