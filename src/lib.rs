@@ -1,7 +1,10 @@
 //! lessor lends API keys: see the README. Imports go down the list in the README's architecture part.
 
 pub mod config;
+pub mod forward;
+pub mod inject;
 pub mod listen;
 pub mod metrics;
 pub mod model;
+pub mod route;
 pub mod store;
