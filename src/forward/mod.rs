@@ -98,7 +98,13 @@ pub enum SendError {
 impl SendError {
     /// Nothing reached the provider.
     pub fn nothing_sent(&self) -> bool {
-        matches!(self, Self::Connect { .. } | Self::ConnectTimeout { .. } | Self::Denied(_))
+        matches!(self, Self::Connect { .. } | Self::ConnectTimeout { .. })
+    }
+
+    /// Sending again cannot do twice what was meant once, and may help.
+    pub fn may_repeat(&self, method: &http::Method) -> bool {
+        let of_this_request = matches!(self, Self::Body(_) | Self::Denied(_) | Self::Unusable { .. });
+        !of_this_request && (self.nothing_sent() || method.is_idempotent())
     }
 }
 

@@ -103,6 +103,11 @@ impl Replay {
         }))))
     }
 
+    /// No body at all.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
     fn source(&self) -> Option<MutexGuard<'_, Source>> {
         // A panic while the lock was held leaves at worst a body that ends in an error.
         self.0.as_ref().map(|source| source.lock().unwrap_or_else(PoisonError::into_inner))

@@ -35,6 +35,22 @@ pub fn strip_own(headers: &mut HeaderMap) {
     }
 }
 
+/// Masks `secret`, at equal length, wherever an answer's header values carry it: some providers, and
+/// what stands between, echo what they were sent.
+pub fn mask(headers: &mut HeaderMap, secret: &Secret) {
+    let secret = secret.expose().as_bytes();
+    for value in headers.values_mut() {
+        if secret.is_empty() || memchr::memmem::find(value.as_bytes(), secret).is_none() {
+            continue;
+        }
+        let mut masked = Zeroizing::new(value.as_bytes().to_vec());
+        while let Some(at) = memchr::memmem::find(&masked, secret) {
+            masked[at..at + secret.len()].fill(b'*');
+        }
+        *value = HeaderValue::from_bytes(&masked).unwrap_or_else(|_| HeaderValue::from_static("*"));
+    }
+}
+
 /// A query without the credentials any provider knows; borrowed, byte for byte, where it has none.
 /// `names` tells, by the raw pair, whether it is one.
 fn strip_query<'a>(query: &'a str, is_credential: impl Fn(&str) -> bool) -> Cow<'a, str> {

@@ -62,7 +62,7 @@ pub enum BindError {
 pub enum Listener {
     /// TCP, with its really bound address.
     Tcp(TcpListener, SocketAddr),
-    /// Unix; the file is removed when the listener goes.
+    /// Unix.
     Unix(UnixListener, Address),
 }
 
@@ -100,13 +100,23 @@ impl Listener {
         }
     }
 
+    /// The socket alone, for another kind of server.
+    pub fn into_inner(self) -> Inner {
+        match self {
+            Self::Tcp(listener, _) => Inner::Tcp(listener),
+            Self::Unix(listener, _) => Inner::Unix(listener),
+        }
+    }
+
     async fn accept(&self) -> io::Result<(Socket, Peer)> {
         match self {
-            Self::Tcp(listener, local) => {
+            Self::Tcp(listener, _) => {
                 let (stream, remote) = listener.accept().await?;
                 // Without it small chunks of a stream would wait for the peer's delayed ACK.
                 stream.set_nodelay(true)?;
-                Ok((Socket::Tcp(stream), Peer::Tcp { local: *local, remote }))
+                // The address that was really reached: `0.0.0.0` is nobody's name.
+                let local = stream.local_addr()?;
+                Ok((Socket::Tcp(stream), Peer::Tcp { local, remote }))
             }
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
@@ -117,13 +127,13 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix(_, Address::Unix(path, _)) = self {
-            // Already gone is as good.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+/// A bound socket of either family.
+#[derive(Debug)]
+pub enum Inner {
+    /// TCP.
+    Tcp(TcpListener),
+    /// Unix.
+    Unix(UnixListener),
 }
 
 async fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
@@ -270,6 +280,14 @@ struct Accepting {
 
 impl Accepting {
     async fn run<S: Serve>(self, service: S) {
+        self.accept_all(service).await;
+        if let Address::Unix(path, _) = self.listener.address() {
+            // Taken away at the end of accepting; already gone is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    async fn accept_all<S: Serve>(&self, service: S) {
         loop {
             // The place comes first: beyond the limit, connections wait in the kernel's queue.
             let place = tokio::select! {
