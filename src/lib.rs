@@ -1,6 +1,7 @@
 //! lessor lends API keys: see the README. Imports go down the list in the README's architecture part.
 
 pub mod config;
+pub mod control;
 pub mod forward;
 pub mod inject;
 pub mod listen;

@@ -103,7 +103,6 @@ impl RequestLine {
 
     /// Writes the line.
     pub fn emit(&self) {
-        use tracing::field::display;
         tracing::info!(
             target: "lessor::request",
             app = %self.app,
@@ -130,6 +129,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
     use std::io::Write;
     use std::sync::{Arc, Mutex};

@@ -41,6 +41,7 @@ fn more_files(now: &Rlimit) -> Option<Rlimit> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
     use super::*;
 
