@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Mutex;
 
@@ -6,6 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
+use super::gate::host_is_ours;
 use super::*;
 use crate::config::{
     ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
@@ -100,7 +102,7 @@ pub(in crate::control) fn provider(
 }
 
 /// A store that knows two keys and one lease, and can be made to fail or to say nothing.
-struct Fake {
+pub(in crate::control) struct Fake {
     seen: Mutex<Snapshot>,
     fails: AtomicBool,
     hangs: AtomicBool,
@@ -137,7 +139,7 @@ impl Fake {
         Self { seen: Mutex::new(seen), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) }
     }
 
-    fn set(&self, status: KeyStatus) {
+    pub(in crate::control) fn set(&self, status: KeyStatus) {
         for key in &mut self.seen.lock().unwrap().keys {
             key.status = status;
         }
@@ -211,17 +213,26 @@ impl Store for Fake {
 
 /// Remembers what the admin said to the proxy.
 #[derive(Default)]
-struct FakeHands(Mutex<Vec<(String, bool)>>);
+pub(in crate::control) struct FakeHands {
+    switched: Mutex<Vec<(String, bool)>>,
+    hangs: AtomicBool,
+}
 
 impl Hands for FakeHands {
     fn check(&self, _: &ProviderName, key: &KeyId) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
         let ok = key.as_str() == "openai-a";
         let status = Some(if ok { 200 } else { 401 });
         let class = if ok { "success" } else { "invalid" }.into();
-        Box::pin(async move { CheckResult { ok, status, class, message: "asked".into() } })
+        let hangs = self.hangs.load(Ordering::SeqCst);
+        Box::pin(async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            CheckResult { ok, status, class, message: "asked".into() }
+        })
     }
     fn switched(&self, _: &ProviderName, key: &KeyId, on: bool) {
-        self.0.lock().unwrap().push((key.to_string(), on));
+        self.switched.lock().unwrap().push((key.to_string(), on));
     }
     fn waiting(&self) -> usize {
         2
@@ -231,33 +242,37 @@ impl Hands for FakeHands {
     }
 }
 
-struct Admin {
-    at: SocketAddr,
-    socket: std::path::PathBuf,
-    store: Arc<Fake>,
+pub(in crate::control) struct Admin {
+    pub(in crate::control) at: SocketAddr,
+    pub(in crate::control) socket: std::path::PathBuf,
+    pub(in crate::control) store: Arc<Fake>,
     hands: Arc<FakeHands>,
-    draining: Arc<AtomicBool>,
+    pub(in crate::control) draining: Arc<AtomicBool>,
     stop: CancellationToken,
     doors: Vec<tokio::task::JoinHandle<()>>,
     _dir: tempfile::TempDir,
 }
 
+fn state(config: Config, store: &Arc<Fake>, hands: &Arc<FakeHands>) -> AdminState {
+    AdminState {
+        config: Arc::new(config),
+        store: store.clone(),
+        metrics: Metrics::new(),
+        hands: hands.clone(),
+        draining: Arc::new(AtomicBool::new(false)),
+        proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
+        started: Instant::now(),
+        version: "0.0.0",
+    }
+}
+
 impl Admin {
-    async fn start(change: impl FnOnce(&mut Config)) -> Self {
+    pub(in crate::control) async fn start(change: impl FnOnce(&mut Config)) -> Self {
         let mut config = config();
         change(&mut config);
         let (store, hands) = (Arc::new(Fake::new()), Arc::new(FakeHands::default()));
-        let draining = Arc::new(AtomicBool::new(false));
-        let state = Arc::new(AdminState {
-            config: Arc::new(config),
-            store: store.clone(),
-            metrics: Metrics::new(),
-            hands: hands.clone(),
-            draining: draining.clone(),
-            proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
-            started: Instant::now(),
-            version: "0.0.0",
-        });
+        let state = Arc::new(state(config, &store, &hands));
+        let draining = state.draining.clone();
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
         let stop = CancellationToken::new();
@@ -366,7 +381,7 @@ async fn without_a_token_the_tcp_door_only_reads() {
     for line in ["POST /v1/keys/openai/openai-a/disable", "DELETE /v1/leases/1", "PUT /v1/keys"] {
         assert_eq!(admin.tcp(line, "").await.refused(), refused(403, "admin_forbidden"), "{line}");
     }
-    assert!(admin.hands.0.lock().unwrap().is_empty());
+    assert!(admin.hands.switched.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -509,7 +524,10 @@ async fn a_key_switched_on_the_socket_changes_in_the_store_and_in_the_process() 
     let on = admin.unix("POST /v1/keys/openai/openai-a/enable").await.json();
     assert_eq!(on["status"], "available");
     assert_eq!(admin.unix("POST /v1/keys/openai/openai-b/clear").await.json()["id"], "openai-b");
-    assert_eq!(*admin.hands.0.lock().unwrap(), [("openai-a".into(), false), ("openai-a".into(), true)]);
+    assert_eq!(
+        *admin.hands.switched.lock().unwrap(),
+        [("openai-a".into(), false), ("openai-a".into(), true)]
+    );
 }
 
 #[tokio::test]
@@ -580,7 +598,7 @@ async fn a_store_that_fails_is_a_503_and_metrics_go_on() {
     for line in ["GET /v1/keys", "GET /v1/status", "POST /v1/keys/openai/openai-a/disable"] {
         assert_eq!(admin.unix(line).await.refused(), refused(503, "store_unavailable"), "{line}");
     }
-    assert!(admin.hands.0.lock().unwrap().is_empty(), "the process follows the store, not the wish");
+    assert!(admin.hands.switched.lock().unwrap().is_empty(), "the process follows the store, not the wish");
     assert!(admin.tcp("GET /metrics", "").await.body.contains("lessor_store_up 0"));
 }
 
@@ -599,6 +617,44 @@ async fn a_body_that_says_it_is_large_is_refused_at_once() {
     let admin = Admin::start(|_| {}).await;
     let reply = admin.tcp("GET /v1/keys", "Content-Length: 70000\r\n").await;
     assert_eq!(reply.refused(), refused(413, "body_too_large"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_ends_within_its_bound_whatever_the_store_and_the_provider_do() {
+    let (store, hands) = (Arc::new(Fake::new()), Arc::new(FakeHands::default()));
+    store.hangs.store(true, Ordering::SeqCst);
+    hands.hangs.store(true, Ordering::SeqCst);
+    let state = Arc::new(state(config(), &store, &hands));
+    for (method, path, bound, status) in [
+        (Method::GET, "/healthz", Duration::ZERO, 200),
+        (Method::GET, "/readyz", PROBE, 503),
+        (Method::GET, "/metrics", PROBE, 200),
+        (Method::GET, "/v1/keys", ANSWER, 503),
+        (Method::GET, "/v1/status", ANSWER, 503),
+        (Method::POST, "/v1/keys/openai/openai-a/disable", ANSWER, 503),
+        (Method::POST, "/v1/keys/openai/openai-a/check", CHECK, 504),
+        (Method::DELETE, "/v1/leases/0199c0de-0000-7000-8000-000000000000", ANSWER, 503),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let began = tokio::time::Instant::now();
+        let reply = answer(&state, routes(state.clone()), Door::Unix { same_user: true }, request).await;
+        assert_eq!(reply.status().as_u16(), status, "{path}");
+        assert!(began.elapsed() <= bound + Duration::from_millis(5), "{path}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn past_256_connections_the_next_waits_until_one_ends() {
+    let admin = Admin::start(|_| {}).await;
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        held.push(UnixStream::connect(&admin.socket).await.unwrap());
+    }
+    let mut next = std::pin::pin!(admin.unix("GET /healthz"));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut next).await;
+    assert!(early.is_err(), "served past the bound");
+    held.pop();
+    assert_eq!(next.await.status, 200);
 }
 
 #[tokio::test(start_paused = true)]
