@@ -55,7 +55,7 @@ pub(super) fn host_is_ours(config: &Config, here: SocketAddr, req: &Parts) -> Re
         if !ours {
             let message = "this host is not lessor's: use a loopback name or the listener's own address, \
                            or add the name to listen.hosts";
-            return Err(Refusal::new(StatusCode::FORBIDDEN, "destination_denied", message.into()));
+            return Err(Refusal::new(StatusCode::FORBIDDEN, "origin_denied", message.into()));
         }
     }
     Ok(())

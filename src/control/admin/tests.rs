@@ -13,9 +13,11 @@ use crate::config::{
     ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
     RetryConfig, StoreConfig, Strategy, Timeouts,
 };
-use crate::model::{AppName, FencingToken, OwnerId, Secret};
+use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
+use crate::store::memory::MemoryStore;
 use crate::store::{
-    Acquire, Acquired, Answer, Release, Renew, Renewed, Report, Reported, StoreEvent, SyncKeys,
+    Acquire, Acquired, Answer, Candidate, KeySettings, Release, Renew, Renewed, Report, Reported, StoreEvent,
+    SyncKeys,
 };
 
 /// A configuration with one provider and two keys.
@@ -253,10 +255,10 @@ pub(in crate::control) struct Admin {
     _dir: tempfile::TempDir,
 }
 
-fn state(config: Config, store: &Arc<Fake>, hands: &Arc<FakeHands>) -> AdminState {
+fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> AdminState {
     AdminState {
         config: Arc::new(config),
-        store: store.clone(),
+        store,
         metrics: Metrics::new(),
         hands: hands.clone(),
         draining: Arc::new(AtomicBool::new(false)),
@@ -271,7 +273,7 @@ impl Admin {
         let mut config = config();
         change(&mut config);
         let (store, hands) = (Arc::new(Fake::new()), Arc::new(FakeHands::default()));
-        let state = Arc::new(state(config, &store, &hands));
+        let state = Arc::new(state(config, store.clone(), &hands));
         let draining = state.draining.clone();
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
@@ -440,7 +442,7 @@ fn a_host_is_ours_by_loopback_name_by_the_address_reached_or_by_listen_hosts() {
         "evil.example:8322",
         "notlocalhost",
     ] {
-        assert_eq!(host(foreign), Err("destination_denied"), "{foreign}");
+        assert_eq!(host(foreign), Err("origin_denied"), "{foreign}");
     }
     for broken in ["", "a b", "localhost@evil.example", "evil.example@localhost"] {
         assert_eq!(host(broken), Err("bad_request"), "{broken}");
@@ -455,12 +457,12 @@ async fn a_rebound_name_a_second_host_or_none_gets_nothing_not_even_health() {
     };
     for path in ["/healthz", "/metrics", "/v1/keys"] {
         let line = format!("GET {path}");
-        assert_eq!(raw(&line, "Host: evil.example\r\n").await, refused(403, "destination_denied"));
+        assert_eq!(raw(&line, "Host: evil.example\r\n").await, refused(403, "origin_denied"));
         assert_eq!(raw(&line, "").await, refused(400, "bad_request"));
         assert_eq!(raw(&line, "Host: localhost\r\nHost: localhost\r\n").await, refused(400, "bad_request"));
     }
     let absolute = raw("GET http://evil.example/v1/keys", "Host: localhost\r\n").await;
-    assert_eq!(absolute, refused(403, "destination_denied"));
+    assert_eq!(absolute, refused(403, "origin_denied"));
 }
 
 #[tokio::test]
@@ -528,6 +530,60 @@ async fn a_key_switched_on_the_socket_changes_in_the_store_and_in_the_process() 
         *admin.hands.switched.lock().unwrap(),
         [("openai-a".into(), false), ("openai-a".into(), true)]
     );
+}
+
+#[tokio::test]
+async fn the_real_store_lends_no_key_that_was_disabled_and_ends_a_lease_that_was_revoked() {
+    let store = Arc::new(MemoryStore::new());
+    let config = config();
+    let (openai, fingerprint) = (config.keys[0].provider.clone(), Fingerprint([1; 32]));
+    let settings = config.keys.iter().map(|key| KeySettings {
+        key: key.id.clone(),
+        pool: key.pool.clone(),
+        group: None,
+        max_concurrent_uses: 8,
+        fingerprint: Some(fingerprint),
+    });
+    let owner = OwnerId::fresh();
+    let sync = SyncKeys { provider: openai.clone(), owner: owner.clone(), keys: settings.collect() };
+    store.sync_keys(sync).await.unwrap();
+    let acquire = || {
+        store.acquire(Acquire {
+            provider: openai.clone(),
+            lease: LeaseId::fresh(),
+            owner: owner.clone(),
+            app: AppName::anonymous(),
+            model: None,
+            candidates: vec![Candidate {
+                key: config.keys[0].id.clone(),
+                pool: PoolName::default_pool(),
+                group: None,
+                fingerprint,
+            }],
+            ttl: Duration::from_secs(30),
+            deadline: StoreTime::NEVER,
+        })
+    };
+    let state = Arc::new(state(config.clone(), store.clone(), &Arc::new(FakeHands::default())));
+    let ask = async |method: Method, path: &str| {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let reply = answer(&state, routes(state.clone()), Door::Unix { same_user: true }, request).await;
+        let (status, body) =
+            (reply.status(), axum::body::to_bytes(reply.into_body(), 1 << 20).await.unwrap());
+        assert_eq!(status, 200, "{body:?}");
+        serde_json::from_slice::<Value>(&body).unwrap()
+    };
+    assert!(matches!(acquire().await.unwrap(), Acquired::Granted(_)));
+    let off = ask(Method::POST, "/v1/keys/openai/openai-a/disable").await;
+    assert_eq!((&off["status"], &off["in_use"]), (&"disabled".into(), &1.into()));
+    assert!(matches!(acquire().await.unwrap(), Acquired::Refused(_)));
+    let mut events = store.subscribe();
+    let leases = ask(Method::GET, "/v1/leases").await;
+    let lease = leases["leases"][0]["id"].as_str().unwrap();
+    assert_eq!(ask(Method::DELETE, &format!("/v1/leases/{lease}")).await["revoked"], true);
+    assert!(matches!(events.recv().await.unwrap(), StoreEvent::Revoked(_, id) if id.to_string() == lease));
+    assert_eq!(ask(Method::POST, "/v1/keys/openai/openai-a/enable").await["status"], "available");
+    assert!(matches!(acquire().await.unwrap(), Acquired::Granted(_)));
 }
 
 #[tokio::test]
@@ -624,7 +680,7 @@ async fn an_answer_ends_within_its_bound_whatever_the_store_and_the_provider_do(
     let (store, hands) = (Arc::new(Fake::new()), Arc::new(FakeHands::default()));
     store.hangs.store(true, Ordering::SeqCst);
     hands.hangs.store(true, Ordering::SeqCst);
-    let state = Arc::new(state(config(), &store, &hands));
+    let state = Arc::new(state(config(), store.clone(), &hands));
     for (method, path, bound, status) in [
         (Method::GET, "/healthz", Duration::ZERO, 200),
         (Method::GET, "/readyz", PROBE, 503),
