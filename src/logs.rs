@@ -5,7 +5,7 @@
 //! once the pipe (64 KiB) is full: lines are not dropped. At the default level a request writes one
 //! line, at its end, when nothing of it is left to do.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::panic::PanicHookInfo;
 use std::time::Duration;
 
@@ -44,7 +44,11 @@ pub fn hide_panic_payloads() {
 fn panicked(info: &PanicHookInfo<'_>) {
     let place = info.location().map(ToString::to_string).unwrap_or_default();
     let thread = std::thread::current();
-    tracing::error!(place, thread = thread.name(), "panicked; this is a bug in lessor");
+    if tracing::dispatcher::has_been_set() {
+        tracing::error!(place, thread = thread.name(), "panicked; this is a bug in lessor");
+    } else {
+        let _ = writeln!(std::io::stderr(), "error: panicked at {place}; this is a bug in lessor");
+    }
 }
 
 /// What is known of one request at its end. Filled on the way, written once by [`emit`](Self::emit).

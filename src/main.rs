@@ -11,14 +11,18 @@ fn main() -> ExitCode {
     let left = process::harden();
     let cli = cli::parse();
     match &cli.command {
-        Command::Version => {
-            say(&format!("lessor {}", env!("CARGO_PKG_VERSION")));
-            Exit::Ok.into()
-        }
+        Command::Version => cli::version(&cli.options),
         Command::Check => check(&cli),
         Command::Run => serve(&cli, &left),
-        Command::Ask(_) => with_runtime(false, cli::client(cli)).unwrap_or(Exit::Failed.into()),
+        Command::Ask(_) => ask(cli),
     }
+}
+
+fn ask(cli: Cli) -> ExitCode {
+    let Command::Ask(what) = cli.command else { return Exit::Usage.into() };
+    // Where a file is named it only says where the sidecar listens; its secrets are not needed here.
+    let listen = |file: &std::path::Path| config::load_listen(file).map_err(|error| error.to_string());
+    with_runtime(false, cli::client(what, &cli.options, listen)).unwrap_or(Exit::Failed.into())
 }
 
 /// The settings: of the file that was named, else of the environment.

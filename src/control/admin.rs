@@ -13,7 +13,6 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,12 +25,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use futures_util::future::join_all;
 use http::header::{self, HeaderName, HeaderValue};
-use http::request::Parts;
-use http::uri::Authority;
 use http::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -43,8 +39,10 @@ use crate::metrics::Metrics;
 use crate::model::{KeyId, KeyStatus, LeaseId, PoolName, ProviderName};
 use crate::store::{KeyView, LeaseView, Snapshot, StatusChange, Store, StoreError, StoreTime};
 
+mod gate;
 mod socket;
 
+use gate::{Door, admit};
 pub use socket::{bind_unix, socket_path, socket_paths};
 
 /// The bound of one answer.
@@ -59,8 +57,6 @@ const PROBE: Duration = Duration::from_secs(1);
 const CALL: Duration = Duration::from_secs(5);
 /// Bytes of one request head.
 const HEAD_BYTES: usize = 16 * 1024;
-/// A body that says it is larger is refused at once; smaller ones are ignored.
-const BODY_BYTES: u64 = 64 * 1024;
 /// Connections open at once, for each door.
 const CONNECTIONS: usize = 256;
 /// A connection's whole life: a peer that never reads its answer holds one no longer than this.
@@ -124,13 +120,6 @@ pub struct AdminState {
     pub started: Instant,
     /// lessor's version.
     pub version: &'static str,
-}
-
-/// Where a request came in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
-    Tcp { here: SocketAddr, peer: SocketAddr },
-    Unix { same_user: bool },
 }
 
 /// Serves the TCP door until told to stop.
@@ -270,117 +259,6 @@ where
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer
-}
-
-/// Whether this request may be answered at all.
-fn admit(config: &Config, door: Door, req: &Parts) -> Result<(), Refusal> {
-    if let Door::Tcp { here, .. } = door {
-        host_is_ours(config, here, req)?;
-    }
-    page_is_ours(req)?;
-    let length = req.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    if length.and_then(|length| length.parse().ok()).unwrap_or(0u64) > BODY_BYTES {
-        let message = "the admin API reads no body; send none".into();
-        return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
-    }
-    let path = req.uri.path();
-    if path == "/v1" || path.starts_with("/v1/") { caller_is_known(config, door, req) } else { Ok(()) }
-}
-
-/// Stops DNS rebinding: a page that made its own name resolve to us still sends that name.
-fn host_is_ours(config: &Config, here: SocketAddr, req: &Parts) -> Result<(), Refusal> {
-    let bad = |message: &str| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", message.into());
-    let mut lines = req.headers.get_all(header::HOST).iter();
-    let named = match (lines.next(), lines.next()) {
-        (Some(host), None) => {
-            host.to_str().ok().and_then(host_of).ok_or_else(|| bad("the Host header cannot be read"))?
-        }
-        (None, _) => return Err(bad("a Host header is needed")),
-        (Some(_), Some(_)) => return Err(bad("one Host header is allowed, not two")),
-    };
-    let target = req.uri.authority().map_or(Some(named.clone()), |to| host_of(to.as_str()));
-    for host in [Some(named), target] {
-        let ours = host.as_deref().is_some_and(|host| is_our_host(config, here.ip(), host));
-        if !ours {
-            let message = "this host is not lessor's: use a loopback name or the listener's own address, \
-                           or add the name to listen.hosts";
-            return Err(Refusal::new(StatusCode::FORBIDDEN, "destination_denied", message.into()));
-        }
-    }
-    Ok(())
-}
-
-fn is_our_host(config: &Config, here: IpAddr, host: &str) -> bool {
-    if host == "localhost" || host.ends_with(".localhost") {
-        return true;
-    }
-    if let Ok(address) = host.parse::<IpAddr>() {
-        let address = address.to_canonical();
-        return address.is_loopback() || address == here.to_canonical();
-    }
-    config.listen.hosts.iter().any(|allowed| allowed == host)
-}
-
-/// The host of `host[:port]`, lower case, without brackets and final dot. The port is not looked at:
-/// a forwarded port differs, and a page's own name is what gives it away.
-fn host_of(authority: &str) -> Option<String> {
-    let authority: Authority = authority.parse().ok()?;
-    if authority.as_str().contains('@') {
-        return None;
-    }
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let host = host.strip_suffix('.').unwrap_or(host);
-    (!host.is_empty()).then(|| host.to_ascii_lowercase())
-}
-
-/// Stops web pages from elsewhere, `http://localhost:3000` among them. What a person typed into the
-/// address bar says `none`, and programs say nothing.
-fn page_is_ours(req: &Parts) -> Result<(), Refusal> {
-    let host = req.headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let own = |origin: &HeaderValue| {
-        let origin = origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://"));
-        origin.is_some() && origin == host
-    };
-    let site = req.headers.get_all("sec-fetch-site").iter();
-    let mut sites = site.map(HeaderValue::as_bytes);
-    if req.headers.get_all(header::ORIGIN).iter().all(own)
-        && sites.all(|site| matches!(site, b"same-origin" | b"none"))
-    {
-        return Ok(());
-    }
-    let message = "web pages may not call the admin API".into();
-    Err(Refusal::new(StatusCode::FORBIDDEN, "origin_denied", message))
-}
-
-/// Who may see and change keys.
-fn caller_is_known(config: &Config, door: Door, req: &Parts) -> Result<(), Refusal> {
-    let forbidden = |message: &str| Refusal::new(StatusCode::FORBIDDEN, "admin_forbidden", message.into());
-    let (here, peer) = match door {
-        Door::Unix { same_user: true } => return Ok(()),
-        Door::Unix { same_user: false } => {
-            return Err(forbidden("this socket serves the user that lessor runs as, and no other"));
-        }
-        Door::Tcp { here, peer } => (here.ip().to_canonical(), peer.ip().to_canonical()),
-    };
-    if let Some(token) = &config.admin_token {
-        let shown = req.headers.get(header::AUTHORIZATION).and_then(|shown| {
-            let (scheme, shown) = shown.as_bytes().split_at_checked(7)?;
-            scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
-        });
-        // The length may show in the time; the bytes do not.
-        if shown.is_some_and(|shown| shown.ct_eq(token.expose().as_bytes()).into()) {
-            return Ok(());
-        }
-        let message = "send the admin token as `Authorization: Bearer …`, or use the Unix socket".into();
-        return Err(Refusal::new(StatusCode::UNAUTHORIZED, "admin_unauthenticated", message));
-    }
-    if !(here.is_loopback() && peer.is_loopback()) {
-        return Err(forbidden("off loopback /v1 needs [admin] token to be set"));
-    }
-    if !matches!(req.method, Method::GET | Method::HEAD) {
-        return Err(forbidden("without [admin] token the TCP listener only reads; use the Unix socket"));
-    }
-    Ok(())
 }
 
 fn routes(state: Arc<AdminState>) -> Router {

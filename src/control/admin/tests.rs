@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Mutex;
 
@@ -6,14 +7,17 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
+use super::gate::host_is_ours;
 use super::*;
 use crate::config::{
     ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
     RetryConfig, StoreConfig, Strategy, Timeouts,
 };
-use crate::model::{AppName, FencingToken, OwnerId, Secret};
+use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
+use crate::store::memory::MemoryStore;
 use crate::store::{
-    Acquire, Acquired, Answer, Release, Renew, Renewed, Report, Reported, StoreEvent, SyncKeys,
+    Acquire, Acquired, Answer, Candidate, KeySettings, Release, Renew, Renewed, Report, Reported, StoreEvent,
+    SyncKeys,
 };
 
 /// A configuration with one provider and two keys.
@@ -100,7 +104,7 @@ pub(in crate::control) fn provider(
 }
 
 /// A store that knows two keys and one lease, and can be made to fail or to say nothing.
-struct Fake {
+pub(in crate::control) struct Fake {
     seen: Mutex<Snapshot>,
     fails: AtomicBool,
     hangs: AtomicBool,
@@ -137,7 +141,7 @@ impl Fake {
         Self { seen: Mutex::new(seen), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) }
     }
 
-    fn set(&self, status: KeyStatus) {
+    pub(in crate::control) fn set(&self, status: KeyStatus) {
         for key in &mut self.seen.lock().unwrap().keys {
             key.status = status;
         }
@@ -211,17 +215,26 @@ impl Store for Fake {
 
 /// Remembers what the admin said to the proxy.
 #[derive(Default)]
-struct FakeHands(Mutex<Vec<(String, bool)>>);
+pub(in crate::control) struct FakeHands {
+    switched: Mutex<Vec<(String, bool)>>,
+    hangs: AtomicBool,
+}
 
 impl Hands for FakeHands {
     fn check(&self, _: &ProviderName, key: &KeyId) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
         let ok = key.as_str() == "openai-a";
         let status = Some(if ok { 200 } else { 401 });
         let class = if ok { "success" } else { "invalid" }.into();
-        Box::pin(async move { CheckResult { ok, status, class, message: "asked".into() } })
+        let hangs = self.hangs.load(Ordering::SeqCst);
+        Box::pin(async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            CheckResult { ok, status, class, message: "asked".into() }
+        })
     }
     fn switched(&self, _: &ProviderName, key: &KeyId, on: bool) {
-        self.0.lock().unwrap().push((key.to_string(), on));
+        self.switched.lock().unwrap().push((key.to_string(), on));
     }
     fn waiting(&self) -> usize {
         2
@@ -231,33 +244,37 @@ impl Hands for FakeHands {
     }
 }
 
-struct Admin {
-    at: SocketAddr,
-    socket: std::path::PathBuf,
-    store: Arc<Fake>,
+pub(in crate::control) struct Admin {
+    pub(in crate::control) at: SocketAddr,
+    pub(in crate::control) socket: std::path::PathBuf,
+    pub(in crate::control) store: Arc<Fake>,
     hands: Arc<FakeHands>,
-    draining: Arc<AtomicBool>,
+    pub(in crate::control) draining: Arc<AtomicBool>,
     stop: CancellationToken,
     doors: Vec<tokio::task::JoinHandle<()>>,
     _dir: tempfile::TempDir,
 }
 
+fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> AdminState {
+    AdminState {
+        config: Arc::new(config),
+        store,
+        metrics: Metrics::new(),
+        hands: hands.clone(),
+        draining: Arc::new(AtomicBool::new(false)),
+        proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
+        started: Instant::now(),
+        version: "0.0.0",
+    }
+}
+
 impl Admin {
-    async fn start(change: impl FnOnce(&mut Config)) -> Self {
+    pub(in crate::control) async fn start(change: impl FnOnce(&mut Config)) -> Self {
         let mut config = config();
         change(&mut config);
         let (store, hands) = (Arc::new(Fake::new()), Arc::new(FakeHands::default()));
-        let draining = Arc::new(AtomicBool::new(false));
-        let state = Arc::new(AdminState {
-            config: Arc::new(config),
-            store: store.clone(),
-            metrics: Metrics::new(),
-            hands: hands.clone(),
-            draining: draining.clone(),
-            proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
-            started: Instant::now(),
-            version: "0.0.0",
-        });
+        let state = Arc::new(state(config, store.clone(), &hands));
+        let draining = state.draining.clone();
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
         let stop = CancellationToken::new();
@@ -366,7 +383,7 @@ async fn without_a_token_the_tcp_door_only_reads() {
     for line in ["POST /v1/keys/openai/openai-a/disable", "DELETE /v1/leases/1", "PUT /v1/keys"] {
         assert_eq!(admin.tcp(line, "").await.refused(), refused(403, "admin_forbidden"), "{line}");
     }
-    assert!(admin.hands.0.lock().unwrap().is_empty());
+    assert!(admin.hands.switched.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -425,7 +442,7 @@ fn a_host_is_ours_by_loopback_name_by_the_address_reached_or_by_listen_hosts() {
         "evil.example:8322",
         "notlocalhost",
     ] {
-        assert_eq!(host(foreign), Err("destination_denied"), "{foreign}");
+        assert_eq!(host(foreign), Err("origin_denied"), "{foreign}");
     }
     for broken in ["", "a b", "localhost@evil.example", "evil.example@localhost"] {
         assert_eq!(host(broken), Err("bad_request"), "{broken}");
@@ -440,12 +457,12 @@ async fn a_rebound_name_a_second_host_or_none_gets_nothing_not_even_health() {
     };
     for path in ["/healthz", "/metrics", "/v1/keys"] {
         let line = format!("GET {path}");
-        assert_eq!(raw(&line, "Host: evil.example\r\n").await, refused(403, "destination_denied"));
+        assert_eq!(raw(&line, "Host: evil.example\r\n").await, refused(403, "origin_denied"));
         assert_eq!(raw(&line, "").await, refused(400, "bad_request"));
         assert_eq!(raw(&line, "Host: localhost\r\nHost: localhost\r\n").await, refused(400, "bad_request"));
     }
     let absolute = raw("GET http://evil.example/v1/keys", "Host: localhost\r\n").await;
-    assert_eq!(absolute, refused(403, "destination_denied"));
+    assert_eq!(absolute, refused(403, "origin_denied"));
 }
 
 #[tokio::test]
@@ -509,7 +526,64 @@ async fn a_key_switched_on_the_socket_changes_in_the_store_and_in_the_process() 
     let on = admin.unix("POST /v1/keys/openai/openai-a/enable").await.json();
     assert_eq!(on["status"], "available");
     assert_eq!(admin.unix("POST /v1/keys/openai/openai-b/clear").await.json()["id"], "openai-b");
-    assert_eq!(*admin.hands.0.lock().unwrap(), [("openai-a".into(), false), ("openai-a".into(), true)]);
+    assert_eq!(
+        *admin.hands.switched.lock().unwrap(),
+        [("openai-a".into(), false), ("openai-a".into(), true)]
+    );
+}
+
+#[tokio::test]
+async fn the_real_store_lends_no_key_that_was_disabled_and_ends_a_lease_that_was_revoked() {
+    let store = Arc::new(MemoryStore::new());
+    let config = config();
+    let (openai, fingerprint) = (config.keys[0].provider.clone(), Fingerprint([1; 32]));
+    let settings = config.keys.iter().map(|key| KeySettings {
+        key: key.id.clone(),
+        pool: key.pool.clone(),
+        group: None,
+        max_concurrent_uses: 8,
+        fingerprint: Some(fingerprint),
+    });
+    let owner = OwnerId::fresh();
+    let sync = SyncKeys { provider: openai.clone(), owner: owner.clone(), keys: settings.collect() };
+    store.sync_keys(sync).await.unwrap();
+    let acquire = || {
+        store.acquire(Acquire {
+            provider: openai.clone(),
+            lease: LeaseId::fresh(),
+            owner: owner.clone(),
+            app: AppName::anonymous(),
+            model: None,
+            candidates: vec![Candidate {
+                key: config.keys[0].id.clone(),
+                pool: PoolName::default_pool(),
+                group: None,
+                fingerprint,
+            }],
+            ttl: Duration::from_secs(30),
+            deadline: StoreTime::NEVER,
+        })
+    };
+    let state = Arc::new(state(config.clone(), store.clone(), &Arc::new(FakeHands::default())));
+    let ask = async |method: Method, path: &str| {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let reply = answer(&state, routes(state.clone()), Door::Unix { same_user: true }, request).await;
+        let (status, body) =
+            (reply.status(), axum::body::to_bytes(reply.into_body(), 1 << 20).await.unwrap());
+        assert_eq!(status, 200, "{body:?}");
+        serde_json::from_slice::<Value>(&body).unwrap()
+    };
+    assert!(matches!(acquire().await.unwrap(), Acquired::Granted(_)));
+    let off = ask(Method::POST, "/v1/keys/openai/openai-a/disable").await;
+    assert_eq!((&off["status"], &off["in_use"]), (&"disabled".into(), &1.into()));
+    assert!(matches!(acquire().await.unwrap(), Acquired::Refused(_)));
+    let mut events = store.subscribe();
+    let leases = ask(Method::GET, "/v1/leases").await;
+    let lease = leases["leases"][0]["id"].as_str().unwrap();
+    assert_eq!(ask(Method::DELETE, &format!("/v1/leases/{lease}")).await["revoked"], true);
+    assert!(matches!(events.recv().await.unwrap(), StoreEvent::Revoked(_, id) if id.to_string() == lease));
+    assert_eq!(ask(Method::POST, "/v1/keys/openai/openai-a/enable").await["status"], "available");
+    assert!(matches!(acquire().await.unwrap(), Acquired::Granted(_)));
 }
 
 #[tokio::test]
@@ -580,7 +654,7 @@ async fn a_store_that_fails_is_a_503_and_metrics_go_on() {
     for line in ["GET /v1/keys", "GET /v1/status", "POST /v1/keys/openai/openai-a/disable"] {
         assert_eq!(admin.unix(line).await.refused(), refused(503, "store_unavailable"), "{line}");
     }
-    assert!(admin.hands.0.lock().unwrap().is_empty(), "the process follows the store, not the wish");
+    assert!(admin.hands.switched.lock().unwrap().is_empty(), "the process follows the store, not the wish");
     assert!(admin.tcp("GET /metrics", "").await.body.contains("lessor_store_up 0"));
 }
 
@@ -599,6 +673,44 @@ async fn a_body_that_says_it_is_large_is_refused_at_once() {
     let admin = Admin::start(|_| {}).await;
     let reply = admin.tcp("GET /v1/keys", "Content-Length: 70000\r\n").await;
     assert_eq!(reply.refused(), refused(413, "body_too_large"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_ends_within_its_bound_whatever_the_store_and_the_provider_do() {
+    let (store, hands) = (Arc::new(Fake::new()), Arc::new(FakeHands::default()));
+    store.hangs.store(true, Ordering::SeqCst);
+    hands.hangs.store(true, Ordering::SeqCst);
+    let state = Arc::new(state(config(), store.clone(), &hands));
+    for (method, path, bound, status) in [
+        (Method::GET, "/healthz", Duration::ZERO, 200),
+        (Method::GET, "/readyz", PROBE, 503),
+        (Method::GET, "/metrics", PROBE, 200),
+        (Method::GET, "/v1/keys", ANSWER, 503),
+        (Method::GET, "/v1/status", ANSWER, 503),
+        (Method::POST, "/v1/keys/openai/openai-a/disable", ANSWER, 503),
+        (Method::POST, "/v1/keys/openai/openai-a/check", CHECK, 504),
+        (Method::DELETE, "/v1/leases/0199c0de-0000-7000-8000-000000000000", ANSWER, 503),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let began = tokio::time::Instant::now();
+        let reply = answer(&state, routes(state.clone()), Door::Unix { same_user: true }, request).await;
+        assert_eq!(reply.status().as_u16(), status, "{path}");
+        assert!(began.elapsed() <= bound + Duration::from_millis(5), "{path}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn past_256_connections_the_next_waits_until_one_ends() {
+    let admin = Admin::start(|_| {}).await;
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        held.push(UnixStream::connect(&admin.socket).await.unwrap());
+    }
+    let mut next = std::pin::pin!(admin.unix("GET /healthz"));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut next).await;
+    assert!(early.is_err(), "served past the bound");
+    held.pop();
+    assert_eq!(next.await.status, 200);
 }
 
 #[tokio::test(start_paused = true)]
