@@ -57,7 +57,12 @@ fn check(cli: &Cli) -> ExitCode {
             for warning in &config.warnings {
                 tell(&format!("warning: {warning}"));
             }
-            say(&format!("{}: ok, {} keys of {} providers", config.origin, config.keys.len(), config.providers.len()));
+            say(&format!(
+                "{}: ok, {} keys of {} providers",
+                config.origin,
+                config.keys.len(),
+                config.providers.len()
+            ));
             Exit::Ok.into()
         }
         Err(error) => refuse(&error.to_string(), Exit::Usage),

@@ -30,7 +30,7 @@ use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Code, Fault, Outcome, Scope};
+use crate::model::{Class, Fault, Outcome, Scope};
 use crate::route::ring::{Fitting, ModelKnown};
 use crate::route::scan::{ModelScan, Scan};
 use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
@@ -100,7 +100,8 @@ impl Serve for Proxy {
         let (head, body) = request.into_parts();
         let rooms = &*self.0;
         let mut trace = Trace::begin(Routes::mode_of(&head), head.method.clone(), rooms.metrics.clone());
-        let shape = rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
+        let shape =
+            rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         match rooms.walk(head, body, &conn, &mut trace).await {
             Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, trace),
             Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, trace),
@@ -114,7 +115,13 @@ impl Serve for Proxy {
 }
 
 impl Rooms {
-    async fn walk(&self, head: Parts, body: Incoming, conn: &Conn, trace: &mut Trace) -> Result<Served, Fault> {
+    async fn walk(
+        &self,
+        head: Parts,
+        body: Incoming,
+        conn: &Conn,
+        trace: &mut Trace,
+    ) -> Result<Served, Fault> {
         let saw_length = head.extensions.get::<HeadFacts>().is_some_and(|facts| facts.saw_length);
         let local = match conn.peer() {
             Peer::Tcp { local, .. } => Some(local),
@@ -129,19 +136,27 @@ impl Rooms {
                 trace.of(&app, None);
                 let request = outgoing::for_other_host(head, target, self.routes.apps());
                 let body = Replay::new(body, 0, &self.budget, self.config.timeouts.body_idle);
-                let answer = self.upstreams.pass(request, &body).await.map_err(faults::of_send)?;
+                let answer =
+                    self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
                 Ok(Served::Proxied(Box::new(Reply::unread(answer)), None))
             }
             Plan::Tunnel { host, port, app } => {
                 trace.of(&app, None);
-                let upstream = self.upstreams.dial(&host, port).await.map_err(faults::of_send)?;
+                let upstream =
+                    self.upstreams.dial(&host, port).await.map_err(|error| faults::of_send(&error))?;
                 Ok(Served::Tunnel(hyper::upgrade::on(Request::from_parts(head, body)), upstream))
             }
         }
     }
 
     /// A request for a provider: with a leased key, and with another one where the provider refuses it.
-    async fn lend(&self, head: Parts, body: Incoming, route: &Route, trace: &mut Trace) -> Result<Served, Fault> {
+    async fn lend(
+        &self,
+        head: Parts,
+        body: Incoming,
+        route: &Route,
+        trace: &mut Trace,
+    ) -> Result<Served, Fault> {
         let retry = self.config.retry;
         let body = Replay::new(body, retry.max_body, &self.budget, self.config.timeouts.body_idle);
         let model = read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?;
@@ -169,7 +184,8 @@ impl Rooms {
                     if !last && error.may_repeat(outgoing.method()) && body.is_whole() {
                         continue;
                     }
-                    return kept.map_or(Err(faults::of_send(error)), |reply| Ok(Served::Proxied(reply, None)));
+                    return kept
+                        .map_or(Err(faults::of_send(&error)), |reply| Ok(Served::Proxied(reply, None)));
                 }
             };
             let mut reply = Box::new(Reply::read(route.provider(), answer).await);
@@ -218,7 +234,7 @@ impl Rooms {
         loop {
             tokio::select! {
                 biased;
-                got = &mut acquiring => return got.map_err(faults::of_acquire),
+                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error)),
                 read = body.read_ahead(|_| false), if read_on => {
                     read.map_err(faults::of_body)?;
                     read_on = false;
@@ -240,7 +256,7 @@ impl Rooms {
         let begun = Instant::now();
         let sent = tokio::select! {
             biased;
-            lost = lease.lost() => Err(faults::of_lost(lost)),
+            lost = lease.lost() => Err(faults::of_lost(&lost)),
             sent = self.upstreams.send(&route.provider().name, request, body) => Ok(sent),
         };
         trace.was_away(begun.elapsed());
@@ -325,19 +341,19 @@ async fn read_model(need: ModelNeed, headers: &HeaderMap, body: &Replay) -> Resu
     if !model_can_be_read(headers) {
         return Ok(ModelKnown::Unreadable);
     }
-    let mut scan = ModelScan::default();
+    let mut model = ModelScan::default();
     let mut latest = Scan::Unsure;
     let read = body.read_ahead(|chunk| {
-        latest = scan.feed(chunk);
+        latest = model.feed(chunk);
         match need {
             ModelNeed::First => latest != Scan::Unsure,
             _ => latest == Scan::Unreadable,
         }
     });
     let whole = read.await.map_err(faults::of_body)?;
-    let known = if whole { scan.end() } else { latest };
+    let known = if whole { model.end() } else { latest };
     Ok(match known {
-        Scan::Model(model) if whole || need == ModelNeed::First => ModelKnown::Named(model),
+        Scan::Model(name) if whole || need == ModelNeed::First => ModelKnown::Named(name),
         Scan::Absent => ModelKnown::NotNamed,
         _ => ModelKnown::Unreadable,
     })

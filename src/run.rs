@@ -138,7 +138,10 @@ impl Running {
     /// Drains on the first signal; the second ends the process at once.
     async fn until_told_to_stop(self, grace: Duration, mut signals: Signals) {
         signals.next().await;
-        tracing::info!(grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX), "stopping; a second signal ends it at once");
+        tracing::info!(
+            grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            "stopping; a second signal ends it at once"
+        );
         self.draining.store(true, Ordering::Relaxed);
         self.leases.refuse_new();
         let ending = async {
@@ -161,7 +164,9 @@ async fn tell_store(store: &dyn Store, ring: &Ring, owner: &OwnerId) -> Result<(
     for keys in ring.all() {
         let provider = keys.provider.name.clone();
         let settings = keys.keys.iter().map(crate::route::ring::RingKey::settings).collect();
-        store.sync_keys(SyncKeys { provider: provider.clone(), owner: owner.clone(), keys: settings }).await?;
+        store
+            .sync_keys(SyncKeys { provider: provider.clone(), owner: owner.clone(), keys: settings })
+            .await?;
         for key in keys.keys.iter().filter(|key| key.config.disabled) {
             store.set_status(provider.clone(), key.config.id.clone(), StatusChange::Disable).await?;
         }
@@ -259,7 +264,11 @@ struct Reach {
 }
 
 impl Hands for Reach {
-    fn check(&self, provider: &ProviderName, key: &KeyId) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
+    fn check(
+        &self,
+        provider: &ProviderName,
+        key: &KeyId,
+    ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
         let (checks, provider, key) = (self.checks.clone(), provider.clone(), key.clone());
         Box::pin(async move {
             let found = checks.run(&provider, &key).await;

@@ -46,7 +46,8 @@ impl Denied {
             v4 @ IpAddr::V4(_) => v4,
         };
         let own = self.own.iter().any(|own| {
-            own.port() == at.port() && (own.ip() == ip || ip.is_unspecified() || (own.ip().is_unspecified() && ip.is_loopback()))
+            own.port() == at.port()
+                && (own.ip() == ip || ip.is_unspecified() || (own.ip().is_unspecified() && ip.is_loopback()))
         });
         let inside = self.nets.iter().any(|net| net.contains(&ip));
         if own || inside || ip.is_unspecified() || (self.loopback && ip.is_loopback()) {
@@ -79,7 +80,9 @@ impl Service<Name> for Resolver {
             if let Reach::Named(denied) = &reach {
                 // The port is the connector's to set; own listeners are checked again with it.
                 for at in &found {
-                    denied.check(*at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
+                    denied
+                        .check(*at)
+                        .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
                 }
             }
             Ok(found.into_iter())
@@ -108,7 +111,7 @@ impl Dialer {
         // Small chunks of a stream must not wait for delayed ACKs.
         inner.set_nodelay(true);
         inner.set_connect_timeout(Some(timeout));
-        inner.set_keepalive(Some(Duration::from_secs(60)));
+        inner.set_keepalive(Some(Duration::from_mins(1)));
         Self { inner, reach }
     }
 
@@ -195,7 +198,9 @@ where
 }
 
 /// Whether some cause of `error` is a `T`.
-pub fn caused_by<'a, T: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a T> {
+pub fn caused_by<'a, T: std::error::Error + 'static>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref::<T>() {
@@ -223,9 +228,14 @@ mod tests {
             own: vec!["127.0.0.1:8322".parse().unwrap(), "0.0.0.0:8321".parse().unwrap()],
             loopback: false,
         };
-        for at in
-            ["169.254.169.254:80", "[::ffff:169.254.169.254]:80", "[fe80::1]:80", "127.0.0.1:8322", "127.0.0.1:8321", "0.0.0.0:1"]
-        {
+        for at in [
+            "169.254.169.254:80",
+            "[::ffff:169.254.169.254]:80",
+            "[fe80::1]:80",
+            "127.0.0.1:8322",
+            "127.0.0.1:8321",
+            "0.0.0.0:1",
+        ] {
             assert!(denied.check(at.parse().unwrap()).is_err(), "{at}");
         }
         for at in ["127.0.0.1:8000", "10.0.0.1:8322", "[2001:db8::1]:443"] {

@@ -2,8 +2,8 @@
 //! out none.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -31,7 +31,11 @@ fn strip_listed(headers: &mut HeaderMap) {
 /// the provider for trailers.
 pub fn strip_request(headers: &mut HeaderMap) {
     let wants_trailers = headers.get_all(TE).iter().any(|value| {
-        value.to_str().unwrap_or_default().split(',').any(|token| token.trim().eq_ignore_ascii_case("trailers"))
+        value
+            .to_str()
+            .unwrap_or_default()
+            .split(',')
+            .any(|token| token.trim().eq_ignore_ascii_case("trailers"))
     });
     strip_listed(headers);
     for name in [
@@ -54,20 +58,26 @@ pub fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
-/// An answer's headers as they go on. Where the head carried a transfer coding, a length beside it is
+/// An answer's headers as they go on; `Trailer` stays, it is end to end. Where the head carried a transfer coding, a length beside it is
 /// false and goes too.
 pub fn strip_response(headers: &mut HeaderMap) {
     let coded = headers.contains_key(TRANSFER_ENCODING);
     strip_listed(headers);
-    for name in
-        [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE]
-    {
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ] {
         headers.remove(name);
     }
     if coded {
         headers.remove(CONTENT_LENGTH);
     }
-    let _ = TRAILER; // `Trailer` names what follows the body, end to end; it stays.
 }
 
 /// Whether an answer's body is coded in a way that was lost when it was decoded as chunked.

@@ -59,8 +59,6 @@ pub struct Held<G: Guard> {
 impl<G: Guard> Held<G> {
     /// `ahead` was read off `inner` already. `inner` is `None` where it ended there.
     pub fn new(ahead: Option<Bytes>, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
-
-
         let mut held = Self {
             ahead: ahead.filter(|ahead| !ahead.is_empty()),
             inner,
@@ -110,7 +108,10 @@ impl<G: Guard> Body for Held<G> {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
         if let Some(guard) = &mut this.guard
             && guard.poll_cut(cx).is_ready()

@@ -29,7 +29,7 @@ pub mod replay;
 pub mod tls;
 pub mod tunnel;
 
-use dial::{BoxError, Bounded, ConnectTimeout, Denied, Dialer, NotAllowed, Reach, caused_by};
+use dial::{Bounded, BoxError, ConnectTimeout, Denied, Dialer, NotAllowed, Reach, caused_by};
 use replay::{Replay, ReplayBody};
 
 /// How long an idle connection to a provider is kept: below what providers' balancers keep, since a
@@ -216,7 +216,8 @@ impl Upstreams {
 
     /// Opens a blind tunnel.
     pub async fn dial(&self, host: &str, port: u16) -> Result<TokioIo<TcpStream>, SendError> {
-        let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let authority =
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let uri = Uri::builder().scheme("http").authority(authority).path_and_query("/").build();
         let uri = uri.map_err(|error| SendError::Connect { host: host.to_owned(), cause: error.into() })?;
         let mut dialer = self.tunnels.clone();

@@ -167,7 +167,7 @@ impl Replay {
 
     /// The body from its start. One that is read beyond what is kept can be had once only.
     pub fn body(&self) -> ReplayBody {
-        let hint = self.source().map_or_else(|| SizeHint::with_exact(0), |source| source.hint.clone());
+        let hint = self.source().map_or_else(|| SizeHint::with_exact(0), |source| source.hint);
         ReplayBody { source: self.0.clone(), next: 0, hint, done: false }
     }
 }
@@ -275,7 +275,8 @@ impl Body for ReplayBody {
                 return Poll::Ready(Some(Err(fault)));
             }
             if source.ended {
-                let trailers = if std::mem::replace(&mut this.done, true) { None } else { source.trailers.clone() };
+                let trailers =
+                    if std::mem::replace(&mut this.done, true) { None } else { source.trailers.clone() };
                 return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
             }
             if source.poll_more(cx).is_pending() {
@@ -294,6 +295,6 @@ impl Body for ReplayBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.hint.clone()
+        self.hint
     }
 }

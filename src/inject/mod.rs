@@ -29,7 +29,8 @@ pub fn strip_headers(headers: &mut HeaderMap, keep: &[String]) {
 
 /// Removes `X-Lessor-*`.
 pub fn strip_own(headers: &mut HeaderMap) {
-    let own: Vec<HeaderName> = headers.keys().filter(|name| name.as_str().starts_with(OWN_PREFIX)).cloned().collect();
+    let own: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with(OWN_PREFIX)).cloned().collect();
     for name in own {
         headers.remove(name);
     }
@@ -51,9 +52,8 @@ pub fn mask(headers: &mut HeaderMap, secret: &Secret) {
     }
 }
 
-/// A query without the credentials any provider knows; borrowed, byte for byte, where it has none.
-/// `names` tells, by the raw pair, whether it is one.
-fn strip_query<'a>(query: &'a str, is_credential: impl Fn(&str) -> bool) -> Cow<'a, str> {
+/// A query without credentials; borrowed, byte for byte, where it has none.
+fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str> {
     if !query.split('&').any(&is_credential) {
         return Cow::Borrowed(query);
     }
@@ -99,8 +99,13 @@ pub fn put(
 }
 
 fn injection_for<'a>(provider: &'a Provider, path: &str) -> Result<&'a Injection, Fault> {
-    let fits = |each: &&Injection| each.path_prefix.as_ref().is_none_or(|prefix| path.starts_with(prefix.as_str()));
-    provider.inject.iter().find(fits).ok_or_else(|| refused("the provider's `inject` has no entry for this path"))
+    let fits =
+        |each: &&Injection| each.path_prefix.as_ref().is_none_or(|prefix| path.starts_with(prefix.as_str()));
+    provider
+        .inject
+        .iter()
+        .find(fits)
+        .ok_or_else(|| refused("the provider's `inject` has no entry for this path"))
 }
 
 fn refused(why: &str) -> Fault {
@@ -109,17 +114,13 @@ fn refused(why: &str) -> Fault {
 
 fn with_query(target: &Uri, query: Option<&String>) -> Result<Uri, Fault> {
     let text = match query {
-        Some(query) => Zeroizing::new(format!("{}?{query}", query_free(target), query = query.as_str())),
-        None => Zeroizing::new(query_free(target).to_owned()),
+        Some(query) => Zeroizing::new(format!("{}?{query}", target.path())),
+        None => Zeroizing::new(target.path().to_owned()),
     };
     let mut parts = target.clone().into_parts();
     parts.path_and_query =
         Some(PathAndQuery::try_from(text.as_str()).map_err(|_| refused("the target would be malformed"))?);
     Uri::from_parts(parts).map_err(|_| refused("the target would be malformed"))
-}
-
-fn query_free(target: &Uri) -> &str {
-    target.path()
 }
 
 /// RFC 3986: everything but the unreserved characters.

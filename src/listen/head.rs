@@ -76,8 +76,12 @@ pub(super) fn own_error_answer(bytes: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let (line, code, kind, message) = match status {
-        b"400" => ("400 Bad Request", "bad_request", "http_request_error", "the request is not valid HTTP/1.1"),
-        b"414" => ("414 URI Too Long", "header_too_large", "http_request_error", "the request target is too long"),
+        b"400" => {
+            ("400 Bad Request", "bad_request", "http_request_error", "the request is not valid HTTP/1.1")
+        }
+        b"414" => {
+            ("414 URI Too Long", "header_too_large", "http_request_error", "the request target is too long")
+        }
         b"431" => (
             "431 Request Header Fields Too Large",
             "header_too_large",

@@ -45,16 +45,26 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Somebody listens there.
-    #[error("{address} is taken: another process listens there; stop it or set listen.{field} to another address")]
-    Taken { /// The address.
-        address: String, /// `proxy` or `admin`.
-        field: &'static str },
+    #[error(
+        "{address} is taken: another process listens there; stop it or set listen.{field} to another address"
+    )]
+    Taken {
+        /// The address.
+        address: String,
+        /// `proxy` or `admin`.
+        field: &'static str,
+    },
     /// Anything else.
     #[error("cannot listen on {address} (listen.{field})")]
-    Failed { /// The address.
-        address: String, /// `proxy` or `admin`.
-        field: &'static str, /// Why.
-        #[source] cause: io::Error },
+    Failed {
+        /// The address.
+        address: String,
+        /// `proxy` or `admin`.
+        field: &'static str,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
 }
 
 /// A bound socket that accepts.
@@ -78,8 +88,12 @@ impl Listener {
         };
         match address {
             Address::Tcp(at) => {
-                let socket = if at.is_ipv4() { tokio::net::TcpSocket::new_v4() } else { tokio::net::TcpSocket::new_v6() }
-                    .map_err(refuse)?;
+                let socket = if at.is_ipv4() {
+                    tokio::net::TcpSocket::new_v4()
+                } else {
+                    tokio::net::TcpSocket::new_v6()
+                }
+                .map_err(refuse)?;
                 socket.set_reuseaddr(true).map_err(refuse)?;
                 socket.bind(*at).map_err(refuse)?;
                 let listener = socket.listen(BACKLOG).map_err(refuse)?;
@@ -200,7 +214,11 @@ pub trait Serve: Clone + Send + Sync + 'static {
     /// The answer's body.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static;
     /// Never fails: an error is an answer too. May be dropped at any point: the client has gone.
-    fn serve(&self, request: Request<Incoming>, conn: Conn) -> impl Future<Output = Response<Self::Body>> + Send;
+    fn serve(
+        &self,
+        request: Request<Incoming>,
+        conn: Conn,
+    ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
 /// All proxy listeners and their connections.
@@ -447,7 +465,8 @@ impl Pace {
                 return Poll::Ready(true);
             }
             // Busy: nothing is due; look again after a while, or when the phase changes.
-            let again = if self.phase == Phase::Busy { Instant::now() + self.timeouts.keep_alive } else { due };
+            let again =
+                if self.phase == Phase::Busy { Instant::now() + self.timeouts.keep_alive } else { due };
             self.timer.as_mut().reset(again);
         }
     }
@@ -483,7 +502,10 @@ impl<B: Body<Data = Bytes>> Body for Answered<B> {
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.project();
         let polled = this.body.poll_frame(cx);
         if *this.old && matches!(polled, Poll::Ready(Some(Err(_)))) {

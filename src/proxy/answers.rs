@@ -17,14 +17,16 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// SDKs wait as long as they are told; a longer wait than this is better told to the user.
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// The status, the RFC 9209 error type, and whether a retry can help.
 fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
     match code {
         Code::BadRequest => (StatusCode::BAD_REQUEST, "http_request_error", false),
         Code::RequestTimeout => (StatusCode::REQUEST_TIMEOUT, "connection_read_timeout", false),
-        Code::AppUnauthenticated if mode == Mode::BaseUrl => (StatusCode::FORBIDDEN, "http_request_denied", false),
+        Code::AppUnauthenticated if mode == Mode::BaseUrl => {
+            (StatusCode::FORBIDDEN, "http_request_denied", false)
+        }
         Code::AppUnauthenticated => (StatusCode::PROXY_AUTHENTICATION_REQUIRED, "http_request_denied", false),
         Code::AppForbidden | Code::OriginDenied => (StatusCode::FORBIDDEN, "http_request_denied", false),
         Code::DestinationDenied => (StatusCode::FORBIDDEN, "destination_ip_prohibited", false),
@@ -84,7 +86,10 @@ pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode) -> Response<B
 fn put_retry_after(headers: &mut HeaderMap, wait: Duration) {
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
-    headers.insert(RETRY_AFTER_MS, HeaderValue::from(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1)));
+    headers.insert(
+        RETRY_AFTER_MS,
+        HeaderValue::from(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1)),
+    );
 }
 
 fn body(fault: &Fault, shape: ErrorShape, status: StatusCode) -> Bytes {
@@ -121,7 +126,10 @@ mod tests {
     fn a_wait_is_told_in_whole_seconds_and_in_ms_and_a_long_one_is_not_to_be_waited_for() {
         let soon = Fault::new(Code::PoolExhausted, "full").retry_after(Duration::from_millis(1200));
         let soon = answer(&soon, ErrorShape::OpenAi, Mode::BaseUrl);
-        assert_eq!((&soon.headers()["retry-after"], &soon.headers()["retry-after-ms"]), (&"2".parse().unwrap(), &"1200".parse().unwrap()));
+        assert_eq!(
+            (&soon.headers()["retry-after"], &soon.headers()["retry-after-ms"]),
+            (&"2".parse().unwrap(), &"1200".parse().unwrap())
+        );
         assert!(!soon.headers().contains_key("x-should-retry"));
         let late = Fault::new(Code::PoolExhausted, "cooling").retry_after(Duration::from_secs(61));
         assert_eq!(answer(&late, ErrorShape::OpenAi, Mode::BaseUrl).headers()["x-should-retry"], "false");

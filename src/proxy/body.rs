@@ -16,6 +16,8 @@ use crate::route::ring::{ModelKnown, ProviderKeys};
 use super::trace::Trace;
 
 /// A proxied body, or lessor's own.
+// The large one is the common one: boxing it would cost every request an allocation.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum AnswerBody {
     /// From a provider or another host.

@@ -92,7 +92,10 @@ impl Checks {
     async fn ask(&self, keys: &ProviderKeys, key: &RingKey) -> CheckOutcome {
         let provider = &keys.provider;
         let Some(check) = &provider.check else {
-            return nothing(format!("no check request is known for `{}`; set [providers.{0}] check", provider.name));
+            return nothing(format!(
+                "no check request is known for `{}`; set [providers.{0}] check",
+                provider.name
+            ));
         };
         let mut headers: HeaderMap = check.headers.iter().cloned().collect();
         let target = check_target(&provider.base_url, &check.path);
@@ -144,7 +147,11 @@ fn judged(reply: &Reply) -> CheckOutcome {
         Class::Invalid if outcome.proven || status == Some(401) => {
             (false, Class::Invalid, "the provider refuses the key".to_owned())
         }
-        class => (false, if class == Class::Invalid { Class::Access } else { class }, format!("nothing learned: {}", class.as_str())),
+        class => (
+            false,
+            if class == Class::Invalid { Class::Access } else { class },
+            format!("nothing learned: {}", class.as_str()),
+        ),
     };
     CheckOutcome { ok, status, class, message }
 }

@@ -26,14 +26,16 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-pub(super) fn of_send(error: SendError) -> Fault {
-    let code = match &error {
+pub(super) fn of_send(error: &SendError) -> Fault {
+    let code = match error {
         SendError::Body(fault) => return of_body(*fault),
         SendError::Denied(_) => Code::DestinationDenied,
         SendError::Timeout { .. } | SendError::ConnectTimeout { .. } => Code::UpstreamTimeout,
-        SendError::Connect { .. } | SendError::Broken { .. } | SendError::Unusable { .. } => Code::UpstreamUnreachable,
+        SendError::Connect { .. } | SendError::Broken { .. } | SendError::Unusable { .. } => {
+            Code::UpstreamUnreachable
+        }
     };
-    Fault::new(code, chain(&error))
+    Fault::new(code, chain(error))
 }
 
 pub(super) fn of_body(fault: BodyFault) -> Fault {
@@ -44,17 +46,19 @@ pub(super) fn of_body(fault: BodyFault) -> Fault {
     Fault::new(code, fault.to_string())
 }
 
-pub(super) fn of_acquire(error: AcquireError) -> Fault {
-    let text = chain(&error);
+pub(super) fn of_acquire(error: &AcquireError) -> Fault {
+    let text = chain(error);
     match error {
-        AcquireError::PoolExhausted { retry_after, .. } => Fault::new(Code::PoolExhausted, text).retry_after(retry_after),
+        AcquireError::PoolExhausted { retry_after, .. } => {
+            Fault::new(Code::PoolExhausted, text).retry_after(*retry_after)
+        }
         AcquireError::KeyUnavailable { .. } => Fault::new(Code::KeyUnavailable, text).retry_after(SOON),
         AcquireError::StoreUnavailable { .. } => Fault::new(Code::StoreUnavailable, text).retry_after(SOON),
         AcquireError::ShuttingDown => Fault::new(Code::ShuttingDown, text).retry_after(SOON),
     }
 }
 
-pub(super) fn of_lost(lost: Lost) -> Fault {
+pub(super) fn of_lost(lost: &Lost) -> Fault {
     let why = match lost {
         Lost::Expired => "the lease could not be renewed before the provider answered",
         Lost::Revoked => "the lease was revoked before the provider answered",
@@ -67,8 +71,12 @@ pub(super) fn no_candidate(route: &Route, model: &ModelKnown) -> Fault {
     let provider = &route.provider().name;
     let pool = &route.pool;
     let what = match (&route.pinned, model) {
-        (Some(key), _) => format!("key `{key}` of `{provider}` is not in pool `{pool}`, or does not serve this model"),
-        (None, ModelKnown::Named(model)) => format!("no key of `{provider}` in pool `{pool}` serves model `{model}`"),
+        (Some(key), _) => {
+            format!("key `{key}` of `{provider}` is not in pool `{pool}`, or does not serve this model")
+        }
+        (None, ModelKnown::Named(model)) => {
+            format!("no key of `{provider}` in pool `{pool}` serves model `{model}`")
+        }
         (None, ModelKnown::Unreadable) => format!(
             "every key of `{provider}` in pool `{pool}` names its models, and this request's model could not be read \
              (encoded, malformed, given twice, or past retry.max_body)"

@@ -40,13 +40,19 @@ impl Outgoing {
             .ok_or_else(|| Fault::new(Code::KeyUnavailable, "the leased key is no longer configured here"))?;
         let is_credential = |raw: &str| {
             let pair = Pair { raw };
-            catalogue::credential_queries()
-                .iter()
-                .any(|name| pair.name_is(name) && !provider.keep.iter().any(|kept| kept.eq_ignore_ascii_case(name)))
+            catalogue::credential_queries().iter().any(|name| {
+                pair.name_is(name) && !provider.keep.iter().any(|kept| kept.eq_ignore_ascii_case(name))
+            })
         };
         let mut fields = self.headers.clone();
-        let target =
-            inject::put(provider, &route.path, &key.config.secret, &route.target, &mut fields, is_credential)?;
+        let target = inject::put(
+            provider,
+            &route.path,
+            &key.config.secret,
+            &route.target,
+            &mut fields,
+            is_credential,
+        )?;
         Ok(request(self.method.clone(), target, fields))
     }
 }

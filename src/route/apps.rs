@@ -79,8 +79,10 @@ impl Apps {
         let (user, password) = (&decoded[..colon], &decoded[colon + 1..]);
         // The token decides; a user that names another app is a mix-up to be told, not guessed away.
         let app = self.by_token(if password.is_empty() { user } else { password })?;
-        let named_other =
-            self.apps.iter().any(|(other, _)| other.name != app.name && other.name.as_str().as_bytes() == user);
+        let named_other = self
+            .apps
+            .iter()
+            .any(|(other, _)| other.name != app.name && other.name.as_str().as_bytes() == user);
         (!named_other).then_some(app)
     }
 

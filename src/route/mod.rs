@@ -24,7 +24,7 @@ use ring::{ProviderKeys, Ring};
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 
 /// The longest wait a request may ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
+const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
 /// What a request is.
 #[derive(Debug)]
@@ -89,7 +89,8 @@ impl Route {
 
     /// How much of the body must be read for its model.
     pub fn model_need(&self, method: &Method, has_body: bool) -> ModelNeed {
-        let known_as_without = self.provider().no_model_paths.iter().any(|prefix| self.path.starts_with(prefix));
+        let known_as_without =
+            self.provider().no_model_paths.iter().any(|prefix| self.path.starts_with(prefix));
         if !has_body || known_as_without || matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
             ModelNeed::None
         } else if self.keys.models_matter(&self.pool) {
@@ -106,7 +107,14 @@ impl Route {
 pub fn model_can_be_read(headers: &HeaderMap) -> bool {
     let plain = headers.get(CONTENT_ENCODING).is_none_or(|value| value == "identity");
     let json = headers.get(CONTENT_TYPE).is_none_or(|value| {
-        let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let kind = value
+            .to_str()
+            .unwrap_or_default()
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_ascii_lowercase();
         kind == "application/json" || kind.ends_with("+json") || kind == "text/plain" || kind.is_empty()
     });
     plain && json
@@ -163,7 +171,12 @@ impl Routes {
     pub fn provider_hint(&self, head: &Parts) -> Option<&Arc<Provider>> {
         let by_path = || self.config.providers.get(head.uri.path().split('/').nth(1)?);
         match head.uri.authority() {
-            Some(to) => self.config.hosts.get(&host_key(to.host())).and_then(|name| self.config.providers.get(name)).or_else(by_path),
+            Some(to) => self
+                .config
+                .hosts
+                .get(&host_key(to.host()))
+                .and_then(|name| self.config.providers.get(name))
+                .or_else(by_path),
             None => by_path(),
         }
     }
@@ -189,7 +202,12 @@ impl Routes {
         self.lend(head, keys, Mode::BaseUrl, target, rest.to_owned(), app)
     }
 
-    fn absolute(&self, head: &Parts, authority: &Authority, local: Option<SocketAddr>) -> Result<Plan, Fault> {
+    fn absolute(
+        &self,
+        head: &Parts,
+        authority: &Authority,
+        local: Option<SocketAddr>,
+    ) -> Result<Plan, Fault> {
         refuse_userinfo(authority)?;
         host_of(head)?;
         let host = host_key(authority.host());
@@ -208,7 +226,10 @@ impl Routes {
         let app = self.apps.identify(Mode::Forward, &head.headers, None, false)?;
         self.refuse_other_host(&host)?;
         if scheme != "http" {
-            return Err(Fault::new(Code::BadRequest, "https targets go through CONNECT; only http:// is forwarded"));
+            return Err(Fault::new(
+                Code::BadRequest,
+                "https targets go through CONNECT; only http:// is forwarded",
+            ));
         }
         Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
     }
@@ -240,7 +261,10 @@ impl Routes {
     ) -> Result<Plan, Fault> {
         let provider = &keys.provider.name;
         if !app.providers.is_empty() && !app.providers.contains(provider) {
-            return Err(Fault::new(Code::AppForbidden, format!("app `{}` may not use provider `{provider}`", app.name)));
+            return Err(Fault::new(
+                Code::AppForbidden,
+                format!("app `{}` may not use provider `{provider}`", app.name),
+            ));
         }
         let pool = self.pool_for(&head.headers, app, &keys)?;
         let pinned = steer::<KeyId>(&head.headers, "x-lessor-key")?;
@@ -248,21 +272,40 @@ impl Routes {
             Some(text) => parse_wait(text)?,
             None => self.config.queue.max_wait,
         };
-        Ok(Plan::Lend(Box::new(Route { keys, mode, target, path, app: app.name.clone(), pool, pinned, max_wait })))
+        Ok(Plan::Lend(Box::new(Route {
+            keys,
+            mode,
+            target,
+            path,
+            app: app.name.clone(),
+            pool,
+            pinned,
+            max_wait,
+        })))
     }
 
     fn pool_for(&self, headers: &HeaderMap, app: &AppConfig, keys: &ProviderKeys) -> Result<PoolName, Fault> {
         let asked = steer::<PoolName>(headers, "x-lessor-pool")?;
         let default = || app.pools.first().cloned().unwrap_or_else(PoolName::default_pool);
-        let allowed = |pool: &PoolName| !self.apps.required() || app.pools.contains(pool) || (app.pools.is_empty() && *pool == PoolName::default_pool());
+        let allowed = |pool: &PoolName| {
+            !self.apps.required()
+                || app.pools.contains(pool)
+                || (app.pools.is_empty() && *pool == PoolName::default_pool())
+        };
         let pool = asked.unwrap_or_else(default);
         if !allowed(&pool) {
-            return Err(Fault::new(Code::AppForbidden, format!("app `{}` may not use pool `{pool}`", app.name)));
+            return Err(Fault::new(
+                Code::AppForbidden,
+                format!("app `{}` may not use pool `{pool}`", app.name),
+            ));
         }
         if !keys.has_pool(&pool) {
             return Err(Fault::new(
                 Code::UnknownProvider,
-                format!("provider `{}` has no pool `{pool}` here; see `lessor keys list`", keys.provider.name),
+                format!(
+                    "provider `{}` has no pool `{pool}` here; see `lessor keys list`",
+                    keys.provider.name
+                ),
             ));
         }
         Ok(pool)
@@ -272,8 +315,12 @@ impl Routes {
         if let Some(keys) = self.ring.of(name).filter(|keys| !keys.keys.is_empty()) {
             return Ok(keys.clone());
         }
-        let mut served: Vec<&str> =
-            self.ring.all().filter(|keys| !keys.keys.is_empty()).map(|keys| keys.provider.name.as_str()).collect();
+        let mut served: Vec<&str> = self
+            .ring
+            .all()
+            .filter(|keys| !keys.keys.is_empty())
+            .map(|keys| keys.provider.name.as_str())
+            .collect();
         served.sort_unstable();
         let known = crate::config::catalogue::builtin().get(name);
         let hint = match known.and_then(|provider| provider.env.first()) {
@@ -318,7 +365,9 @@ impl Routes {
     fn is_own_name(&self, host: &str, local: Option<SocketAddr>) -> bool {
         is_loopback_name(host)
             || self.config.listen.hosts.iter().any(|name| name == host)
-            || local.is_some_and(|at| host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip())))
+            || local.is_some_and(|at| {
+                host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip()))
+            })
     }
 
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
@@ -335,7 +384,8 @@ impl Routes {
     }
 
     fn refuse_foreign_page(&self, headers: &HeaderMap) -> Result<(), Fault> {
-        let allowed = |origin: &[u8]| self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin);
+        let allowed =
+            |origin: &[u8]| self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin);
         let origin = headers.get(ORIGIN);
         let cross = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
         match origin {
@@ -362,9 +412,9 @@ fn forward_target(
     let base = &provider.base_url;
     let is_base = base.host().is_some_and(|name| host_key(name) == host);
     let usual = if scheme == "https" { 443 } else { 80 };
-    let port_fits = asked.port_u16().is_none_or(|port| {
-        port == usual || port == 443 || (is_base && Some(port) == base.port_u16())
-    });
+    let port_fits = asked
+        .port_u16()
+        .is_none_or(|port| port == usual || port == 443 || (is_base && Some(port) == base.port_u16()));
     if !port_fits {
         return Err(Fault::new(
             Code::DestinationDenied,
@@ -377,12 +427,18 @@ fn forward_target(
     if provider.base_url_is_users {
         return build_target(base, None, &format!("{}{path}", base.path().trim_end_matches('/')), query);
     }
-    let authority = asked.host().parse().map_err(|_| Fault::new(Code::BadRequest, "the target's host is malformed"))?;
+    let authority =
+        asked.host().parse().map_err(|_| Fault::new(Code::BadRequest, "the target's host is malformed"))?;
     build_target(base, Some(authority), path, query)
 }
 
 /// `base`'s scheme and authority (or another authority), with a path and query as they came.
-fn build_target(base: &Uri, authority: Option<Authority>, path: &str, query: Option<&str>) -> Result<Uri, Fault> {
+fn build_target(
+    base: &Uri,
+    authority: Option<Authority>,
+    path: &str,
+    query: Option<&str>,
+) -> Result<Uri, Fault> {
     let malformed = || Fault::new(Code::BadRequest, "the request target is malformed");
     let both = match query {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
@@ -413,7 +469,10 @@ fn refuse_bad_framing(head: &Parts, saw_length: bool) -> Result<(), Fault> {
     let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(()) };
     if saw_length || head.headers.contains_key(http::header::CONTENT_LENGTH) {
-        return Err(Fault::new(Code::BadRequest, "Content-Length and Transfer-Encoding contradict each other"));
+        return Err(Fault::new(
+            Code::BadRequest,
+            "Content-Length and Transfer-Encoding contradict each other",
+        ));
     }
     if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
         return Err(Fault::new(Code::UpgradeUnsupported, "Transfer-Encoding can only be one `chunked`"));
@@ -427,7 +486,11 @@ fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
     }
     let asks_upgrade = head.headers.contains_key(UPGRADE)
         && head.headers.get_all(CONNECTION).iter().any(|value| {
-            value.to_str().unwrap_or_default().split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
+            value
+                .to_str()
+                .unwrap_or_default()
+                .split(',')
+                .any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
         });
     if asks_upgrade {
         return Err(Fault::new(Code::UpgradeUnsupported, "upgrades (WebSocket, h2c) are not supported yet"));
@@ -451,7 +514,10 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Fa
     }
 }
 
-fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(headers: &HeaderMap, name: &str) -> Result<Option<T>, Fault> {
+fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(
+    headers: &HeaderMap,
+    name: &str,
+) -> Result<Option<T>, Fault> {
     let Some(text) = text_of(headers, name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
 }

@@ -13,7 +13,7 @@ use crate::model::{Fingerprint, KeyId, ModelName, PoolName, ProviderName};
 use crate::store::{Candidate, KeySettings};
 
 /// Idleness counts up to this; longer is not more idle (design, section 6).
-const IDLE_SATURATES: Duration = Duration::from_secs(300);
+const IDLE_SATURATES: Duration = Duration::from_mins(5);
 
 /// All keys of all served providers.
 #[derive(Debug)]
@@ -101,7 +101,12 @@ impl Ring {
             config.pools.iter().map(|(name, to)| (name.clone(), to.clone())).collect();
         let keys_of = |provider: &Arc<Provider>| ProviderKeys {
             provider: provider.clone(),
-            keys: config.keys.iter().filter(|key| key.provider == provider.name).map(|key| RingKey::new(key, salt)).collect(),
+            keys: config
+                .keys
+                .iter()
+                .filter(|key| key.provider == provider.name)
+                .map(|key| RingKey::new(key, salt))
+                .collect(),
             fallbacks: fallbacks.clone(),
             strategy: config.strategy,
             turn: AtomicUsize::new(0),
@@ -205,7 +210,8 @@ impl ProviderKeys {
         if order.iter().any(|(at, ..)| self.usable(*at)) {
             order.retain(|(at, ..)| self.usable(*at));
         }
-        let turn = if self.strategy == Strategy::RoundRobin { self.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        let turn =
+            if self.strategy == Strategy::RoundRobin { self.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let now = self.now();
         for (at, _, cost) in &mut order {
             *cost = self.cost(*at, turn, now);
@@ -217,7 +223,8 @@ impl ProviderKeys {
     /// Lower is better.
     fn cost(&self, at: usize, turn: usize, now: u64) -> f64 {
         let key = &self.keys[at];
-        let load = f64::from(key.in_flight.load(Ordering::Relaxed)) / f64::from(key.config.max_concurrent_uses.max(1));
+        let load = f64::from(key.in_flight.load(Ordering::Relaxed))
+            / f64::from(key.config.max_concurrent_uses.max(1));
         match self.strategy {
             Strategy::FillFirst => 0.0,
             Strategy::LeastInFlight => load,

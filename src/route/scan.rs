@@ -108,7 +108,8 @@ impl ModelScan {
             State::InKey { escaped } => self.in_string(rest, escaped, true),
             State::InString { escaped } => self.in_string(rest, escaped, false),
             State::InBare => {
-                let end = rest.iter().position(|b| matches!(b, b',' | b'}' | b']' | b' ' | b'\t' | b'\r' | b'\n'));
+                let end =
+                    rest.iter().position(|b| matches!(b, b',' | b'}' | b']' | b' ' | b'\t' | b'\r' | b'\n'));
                 let bare = &rest[..end.unwrap_or(rest.len())];
                 if !bare.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.')) {
                     self.state = State::Broken;
@@ -139,8 +140,13 @@ impl ModelScan {
             (State::KeyOrEnd | State::After, b'}') => self.close(true),
             (State::ValueOrEnd | State::After, b']') => self.close(false),
             (State::Colon, b':') => State::Value,
-            (State::After, b',') if self.stack.last() == Some(&true) => State::Key,
-            (State::After, b',') => State::Value,
+            (State::After, b',') => {
+                if self.stack.last() == Some(&true) {
+                    State::Key
+                } else {
+                    State::Value
+                }
+            }
             (State::Value | State::ValueOrEnd, _) => self.value(byte),
             _ => State::Broken,
         };
@@ -186,7 +192,8 @@ impl ModelScan {
     fn in_string<'a>(&mut self, rest: &'a [u8], escaped: bool, key: bool) -> &'a [u8] {
         if escaped {
             self.keep(&rest[..1]);
-            self.state = if key { State::InKey { escaped: false } } else { State::InString { escaped: false } };
+            self.state =
+                if key { State::InKey { escaped: false } } else { State::InString { escaped: false } };
             return &rest[1..];
         }
         let Some(at) = memchr::memchr2(b'"', b'\\', rest) else {
@@ -262,7 +269,10 @@ mod tests {
     #[test]
     fn the_top_level_model_is_read_wherever_it_stands() {
         assert_eq!(whole(r#"{"model":"gpt-4o","messages":[]}"#), model("gpt-4o"));
-        assert_eq!(whole(r#" { "messages" : [ {"model":"no"} , 1.5e3, null ], "model" : "m\u0031" } "#), model("m1"));
+        assert_eq!(
+            whole(r#" { "messages" : [ {"model":"no"} , 1.5e3, null ], "model" : "m\u0031" } "#),
+            model("m1")
+        );
         assert_eq!(whole(r#"{"\u006dodel":"x"}"#), model("x"));
     }
 
@@ -277,7 +287,17 @@ mod tests {
 
     #[test]
     fn what_is_no_whole_object_is_unreadable() {
-        for body in ["", "[]", "\"model\"", "{", r#"{"model":"a""#, r#"{"model":"a"}{}"#, r#"{"a" 1}"#, "{]", "\u{feff}{}"] {
+        for body in [
+            "",
+            "[]",
+            "\"model\"",
+            "{",
+            r#"{"model":"a""#,
+            r#"{"model":"a"}{}"#,
+            r#"{"a" 1}"#,
+            "{]",
+            "\u{feff}{}",
+        ] {
             assert_eq!(whole(body), Scan::Unreadable, "{body}");
         }
         assert_eq!(whole(&format!("{{\"a\":{}", "[".repeat(100_000))), Scan::Unreadable);

@@ -116,7 +116,10 @@ fn decoded(text: &str) -> Vec<u8> {
     let mut at = 0;
     while at < bytes.len() {
         let hex = |offset: usize| {
-            bytes.get(at + offset).and_then(|byte| char::from(*byte).to_digit(16)).and_then(|d| u8::try_from(d).ok())
+            bytes
+                .get(at + offset)
+                .and_then(|byte| char::from(*byte).to_digit(16))
+                .and_then(|d| u8::try_from(d).ok())
         };
         match (bytes[at], hex(1), hex(2)) {
             (b'%', Some(high), Some(low)) => {
@@ -142,17 +145,20 @@ mod tests {
 
     #[test]
     fn dot_segments_are_refused_in_every_spelling() {
-        for path in ["/a/../b", "/a/.", "/./a", "/a/%2e%2E/b", "/a/.%2e", "/a%2f..%2fb", "/a/..%5cb", "/%2e"] {
+        for path in ["/a/../b", "/a/.", "/./a", "/a/%2e%2E/b", "/a/.%2e", "/a%2f..%2fb", "/a/..%5cb", "/%2e"]
+        {
             assert!(refuse_dot_segments(path).is_err(), "{path}");
         }
-        for path in ["/a/b", "/a/...", "/v1/models/gpt-4.1", "/a/.well-known", "/a%20b/..c", "/100%", "/%é"] {
+        for path in ["/a/b", "/a/...", "/v1/models/gpt-4.1", "/a/.well-known", "/a%20b/..c", "/100%", "/%é"]
+        {
             assert!(refuse_dot_segments(path).is_ok(), "{path}");
         }
     }
 
     #[test]
     fn a_credential_in_the_query_is_known_by_its_decoded_name() {
-        let names: Vec<bool> = query_pairs("a=1&key=2&%6Bey=3&KEY=4&keys=5").map(|p| p.name_is("key")).collect();
+        let names: Vec<bool> =
+            query_pairs("a=1&key=2&%6Bey=3&KEY=4&keys=5").map(|p| p.name_is("key")).collect();
         assert_eq!(names, [false, true, true, true, false]);
     }
 }
