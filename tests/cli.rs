@@ -1,0 +1,263 @@
+//! The commands: what they print, for people and for programs, and how they exit.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+
+mod support;
+
+use support::lessor::Home;
+use support::plays::openai;
+use support::{Key, Lessor, Play, Provider, Setup};
+
+async fn start() -> (Provider, Lessor) {
+    let provider = Provider::start(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).key(Key::new("b")).start().await;
+    (provider, lessor)
+}
+
+fn home_with(toml: &str) -> Home {
+    let home = Home::default();
+    std::fs::write(home.path().join("lessor.toml"), toml).unwrap();
+    home
+}
+
+const KEY: &str = "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = { env = \"A\" }\n";
+
+#[tokio::test]
+async fn version_names_itself() {
+    let home = Home::default();
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(home.run(&["version"]).await.ok().contains(version));
+    assert!(home.run(&["--version"]).await.ok().contains(version));
+    assert!(home.run(&["version", "--json"]).await.json().to_string().contains(version));
+}
+
+#[tokio::test]
+async fn help_shows_every_command() {
+    let home = Home::default();
+    let ran = home.run(&["--help"]).await;
+    for command in ["run", "check", "status", "keys", "ready", "version"] {
+        assert!(ran.ok().contains(command), "{command}");
+        home.run(&[command, "--help"]).await.ok();
+    }
+    let unknown = home.run(&["stauts"]).await;
+    assert_eq!(unknown.code, Some(2));
+    assert!(unknown.stderr.contains("status"), "names the nearest: {}", unknown.stderr);
+}
+
+#[tokio::test]
+async fn check_accepts_a_good_file_without_serving() {
+    let home = home_with(KEY);
+    home.run_with(&["check", "--config", "lessor.toml"], &[("A", "sk-a")]).await.ok();
+    let json = home.run_with(&["check", "--config", "lessor.toml", "--json"], &[("A", "sk-a")]).await;
+    assert_eq!(json.code, Some(0));
+    assert!(json.json().is_object());
+    let by_variable = home.run_with(&["check"], &[("A", "sk-a"), ("LESSOR_CONFIG", "lessor.toml")]).await;
+    by_variable.ok();
+}
+
+#[tokio::test]
+async fn check_names_every_mistake_at_once_with_line_caret_and_the_nearest_name() {
+    let toml = format!(
+        "[lease]\nttl = \"30s\"\nheartbeat = \"45s\"\n\n[queue]\nmax_wiat = \"10s\"\n\n{KEY}max_concurrent_uses = 0\n"
+    );
+    let home = home_with(&toml);
+    let ran = home.run_with(&["check", "--config", "lessor.toml"], &[("A", "sk-a")]).await;
+    assert!(ran.code.is_some_and(|code| code != 0), "{ran:?}");
+    let said = ran.stdout.clone() + &ran.stderr;
+    for part in [
+        "lessor.toml:3",
+        "lease.heartbeat",
+        "lessor.toml:6",
+        "max_wiat",
+        "max_wait",
+        "lessor.toml:12",
+        "max_concurrent_uses",
+        "^",
+    ] {
+        assert!(said.contains(part), "no {part} in\n{said}");
+    }
+}
+
+#[tokio::test]
+async fn check_names_a_secret_that_cannot_be_had_and_two_keys_with_one_secret() {
+    let home = home_with(KEY);
+    let ran = home.run(&["check", "--config", "lessor.toml"]).await;
+    assert!(ran.code.is_some_and(|code| code != 0));
+    assert!((ran.stdout + &ran.stderr).contains('A'));
+    let twice = home_with(&format!("{KEY}{}", KEY.replace("id = \"a\"", "id = \"b\"")));
+    let ran = twice.run_with(&["check", "--config", "lessor.toml"], &[("A", "sk-a")]).await;
+    assert!(ran.code.is_some_and(|code| code != 0), "two keys with one secret");
+    let said = ran.stdout + &ran.stderr;
+    assert!(said.contains("secret") && !said.contains("sk-a"), "{said}");
+}
+
+#[tokio::test]
+async fn check_says_so_when_the_file_is_missing_or_no_toml() {
+    let home = home_with("[listen\n");
+    for file in ["lessor.toml", "nowhere.toml"] {
+        let ran = home.run(&["check", "--config", file]).await;
+        assert!(ran.code.is_some_and(|code| code != 0));
+        assert!((ran.stdout + &ran.stderr).contains(file));
+    }
+}
+
+#[tokio::test]
+async fn the_reference_configuration_is_a_good_one() {
+    let home = Home::default();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/config/lessor.toml");
+    let text = std::fs::read_to_string(file).unwrap();
+    for section in
+        ["[listen]", "[store]", "[lease]", "[queue]", "[retry]", "[timeouts]", "[shutdown]", "[[keys]]"]
+    {
+        assert!(text.contains(section), "no {section}");
+    }
+    let variables =
+        [("OPENAI_API_KEY", "sk-a"), ("OPENAI_API_KEY_B", "sk-b"), ("CHECKOUT_TOKEN", "token-of-checkout")];
+    home.run_with(&["check", "--config", file], &variables).await.ok();
+}
+
+#[tokio::test]
+async fn status_and_keys_show_what_lessor_holds() {
+    let (_provider, lessor) = start().await;
+    let status = lessor.cli(&["status"]).await;
+    for part in ["openai", "a", "available"] {
+        assert!(status.ok().contains(part), "no {part} in\n{}", status.stdout);
+    }
+    assert!(lessor.cli(&["status", "--json"]).await.json().is_object());
+    let list = lessor.cli(&["keys", "list"]).await;
+    assert!(list.ok().contains("available"), "{}", list.stdout);
+    let json = lessor.cli(&["keys", "list", "--json"]).await.json();
+    let ids: Vec<_> =
+        json["keys"].as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["a", "b"]);
+    assert_eq!(json["keys"][0]["in_use"], 0);
+}
+
+#[tokio::test]
+async fn a_key_can_be_disabled_enabled_and_checked() {
+    let (provider, lessor) = start().await;
+    // A key is named by its id, or with its provider where two share one.
+    lessor.cli(&["keys", "disable", "openai/a"]).await.ok();
+    assert_eq!(lessor.status("a").await, "disabled");
+    for _ in 0..4 {
+        assert_eq!(lessor.chat().await.header("x-lessor-key"), "b");
+    }
+    lessor.cli(&["keys", "enable", "openai/a"]).await.ok();
+    assert_eq!(lessor.status("a").await, "available");
+    let before = provider.count();
+    lessor.cli(&["keys", "check", "openai/a"]).await.ok();
+    let seen = provider.request(before + 1).await;
+    assert_eq!((seen.key(), seen.method.as_str()), ("sk-a", "GET"));
+    let unknown = lessor.cli(&["keys", "disable", "openai/nobody"]).await;
+    assert!(unknown.code.is_some_and(|code| code != 0) && unknown.stderr.contains("nobody"), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn ready_exits_with_0_only_when_ready() {
+    let (_provider, mut lessor) = start().await;
+    lessor.cli(&["ready"]).await.ok();
+    for key in ["openai/a", "openai/b"] {
+        lessor.cli(&["keys", "disable", key]).await.ok();
+    }
+    assert!(lessor.cli(&["ready"]).await.code.is_some_and(|code| code != 0), "no usable key");
+    assert_eq!(lessor.admin("/readyz").await.status, 503);
+    assert_eq!(lessor.admin("/healthz").await.status, 200);
+    lessor.crash();
+    let ran = lessor.cli(&["ready"]).await;
+    assert!(ran.code.is_some_and(|code| code != 0), "nobody there");
+    let ran = lessor.cli(&["status"]).await;
+    assert!(ran.code.is_some_and(|code| code != 0) && !ran.stderr.is_empty(), "{ran:?}");
+}
+
+#[tokio::test]
+async fn the_cli_finds_its_sidecar_by_url_too() {
+    let (_provider, lessor) = start().await;
+    let url = format!("http://{}", lessor.admin_door().host());
+    let home = lessor.home();
+    home.run(&["status", "--admin", &url]).await.ok();
+    home.run_with(&["status"], &[("LESSOR_ADMIN", &url)]).await.ok();
+    let socket = lessor.admin_socket().display().to_string();
+    home.run(&["status", "--admin", &format!("unix:{}", socket.trim_start_matches("unix:"))]).await.ok();
+}
+
+#[tokio::test]
+async fn the_admin_listener_serves_gets_on_loopback_and_no_more_without_a_token() {
+    use support::Request;
+    let (_provider, lessor) = start().await;
+    let door = lessor.admin_door();
+    let ask =
+        async |request: Request| support::client::send(&door, request).await.unwrap().whole().await.unwrap();
+    assert_eq!(ask(Request::get("/v1/keys")).await.status, 200);
+    let post = ask(Request::new("POST", "/v1/keys/openai/a/disable")).await;
+    assert!([401, 403].contains(&post.status), "{}", post.status);
+    assert_eq!(lessor.status("a").await, "available");
+    let rebound = ask(Request::get("/v1/keys").header("host", "evil.example")).await;
+    assert!([400, 403, 421].contains(&rebound.status), "{}", rebound.status);
+    let foreign = ask(Request::get("/v1/keys").header("origin", "https://evil.example")).await;
+    assert_eq!(foreign.status, 403);
+}
+
+#[tokio::test]
+async fn with_an_admin_token_v1_needs_it_and_the_rest_does_not() {
+    use support::Request;
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).env("ADMIN_TOKEN", "token-of-admin");
+    let lessor = setup.set("admin.token", "{ env = \"ADMIN_TOKEN\" }").start().await;
+    let door = lessor.admin_door();
+    let ask =
+        async |request: Request| support::client::send(&door, request).await.unwrap().whole().await.unwrap();
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(ask(Request::get(path)).await.status, 200, "{path}");
+    }
+    assert_eq!(ask(Request::get("/v1/keys")).await.status, 401);
+    assert_eq!(ask(Request::get("/v1/keys").header("authorization", "Bearer wrong")).await.status, 401);
+    let token = "Bearer token-of-admin";
+    assert_eq!(ask(Request::get("/v1/keys").header("authorization", token)).await.status, 200);
+    let post = Request::new("POST", "/v1/keys/openai/a/disable").header("authorization", token);
+    assert_eq!(ask(post).await.status, 200);
+}
+
+#[tokio::test]
+async fn the_admin_socket_is_the_users_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (_provider, lessor) = start().await;
+    let socket = lessor.admin_socket().to_owned();
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let port = lessor.authority().rsplit(':').next().unwrap().to_owned();
+    assert!(socket.display().to_string().contains(&port), "{socket:?} carries the proxy's port");
+    assert!(socket.starts_with(lessor.home().path().join("run")), "{socket:?} is in the runtime directory");
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let provider = Provider::start(|seen| {
+        if seen.path() == "/v1/held" { Play::sse().event("one").silence() } else { openai(seen) }
+    })
+    .await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    assert_eq!(lessor.chat().await.status, 200);
+    let mut held = lessor.open(support::Request::get("/openai/v1/held")).await;
+    held.read_to("one").await;
+    let text = lessor.admin("/metrics").await.text();
+    for part in [
+        "lessor_requests_total{",
+        "lessor_request_duration_seconds",
+        "lessor_overhead_seconds",
+        "lessor_leases_active{",
+        "lessor_lease_acquire_total{",
+        "lessor_lease_acquire_seconds",
+        "lessor_lease_wait_seconds",
+        "lessor_lease_heartbeat_failed_total",
+        "lessor_lease_lost_total",
+        "lessor_lease_expired_total",
+        "lessor_key_status{",
+        "lessor_key_cooldowns_total",
+        "lessor_failovers_total",
+        "lessor_queue_depth 0",
+        "lessor_store_errors_total",
+        "lessor_store_up 1",
+    ] {
+        assert!(text.contains(part), "no {part} in\n{text}");
+    }
+    let active = text.lines().find(|line| line.starts_with("lessor_leases_active{")).unwrap();
+    assert!(active.ends_with(" 1") && active.contains("key=\"a\""), "{active}");
+}

@@ -1,0 +1,267 @@
+//! Start, stop, crash and start again.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use support::lessor::{Home, chat};
+use support::plays::openai;
+use support::{Door, Gate, Key, Lessor, Play, Provider, Request, Setup, eventually, eventually_within, ms};
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// A provider whose streams go on when the gate opens.
+async fn pausing(gate: &Gate) -> Provider {
+    let gate = gate.clone();
+    Provider::start(move |_| Play::sse().event("one").until(&gate).done()).await
+}
+
+/// Whether a new connection is refused, or at least gets no answer but an error.
+async fn takes_nobody(door: &Door) -> bool {
+    let Door::Tcp(at) = door else { unreachable!() };
+    tokio::net::TcpStream::connect(at).await.is_err()
+}
+
+#[tokio::test]
+async fn on_sigterm_open_streams_finish_nobody_new_is_let_in_and_the_exit_is_clean() {
+    let gate = Gate::default();
+    let provider = pausing(&gate).await;
+    let mut lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    lessor.sigterm();
+    let door = lessor.door().clone();
+    eventually("new connections are refused", async || takes_nobody(&door).await.then_some(())).await;
+    gate.open();
+    assert!(stream.whole().await.expect("the stream ends cleanly").text().contains("[DONE]"));
+    let status = lessor.ends_within(LONG).await;
+    assert_eq!(status.code(), Some(0));
+    assert!(provider.seen()[0].gone.is_none());
+}
+
+#[tokio::test]
+async fn while_draining_it_is_not_ready_and_a_kept_connection_is_told_to_close() {
+    let gate = Gate::default();
+    let provider = pausing(&gate).await;
+    let mut lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    assert_eq!(lessor.admin("/readyz").await.status, 200);
+    lessor.sigterm();
+    let door = lessor.admin_door();
+    eventually("not ready", async || match support::client::send(&door, Request::get("/readyz")).await {
+        Ok(answer) => (answer.status == 503).then_some(()),
+        Err(_) => Some(()),
+    })
+    .await;
+    gate.open();
+    stream.whole().await.unwrap();
+    assert_eq!(lessor.ends_within(LONG).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn after_the_grace_open_streams_are_cut_and_shown_as_cut() {
+    let provider = Provider::start(|_| Play::sse().event("one").silence()).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("shutdown.grace", "\"500ms\"");
+    let mut lessor = setup.start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    lessor.sigterm();
+    let begun = Instant::now();
+    assert!(stream.whole().await.is_err(), "a cut stream is no whole one");
+    assert_eq!(lessor.ends_within(LONG).await.code(), Some(0));
+    assert!(begun.elapsed() >= ms(400), "not before the grace was over");
+    eventually("the provider sees the close", async || provider.seen()[0].gone.map(drop)).await;
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_a_key_at_sigterm_is_answered() {
+    let gate = Gate::default();
+    let provider = pausing(&gate).await;
+    let lessor = Arc::new(Setup::openai(&provider).key(Key::new("a").cap(1)).start().await);
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    let asking = Arc::clone(&lessor);
+    let queued = tokio::spawn(async move { asking.chat().await });
+    lessor.comes_to_queue(1).await;
+    lessor.sigterm();
+    gate.open();
+    stream.whole().await.unwrap();
+    let answer = queued.await.unwrap();
+    let refused = (answer.status, answer.header("x-lessor-error")) == (503, "shutting_down");
+    assert!(answer.status == 200 || refused, "{} {}", answer.status, answer.text());
+}
+
+#[tokio::test]
+async fn a_second_signal_exits_at_once() {
+    let provider = Provider::start(|_| Play::sse().event("one").silence()).await;
+    let mut lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    lessor.sigterm();
+    let door = lessor.door().clone();
+    eventually("the drain has begun", async || takes_nobody(&door).await.then_some(())).await;
+    lessor.sigterm();
+    lessor.ends_within(Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn sigint_stops_it_as_sigterm_does() {
+    let provider = Provider::start(openai).await;
+    let mut lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    lessor.signal(rustix::process::Signal::INT);
+    assert_eq!(lessor.ends_within(LONG).await.code(), Some(0));
+}
+
+/// A lessor on the very port of another.
+fn on_the_port_of(first: &Lessor, provider: &Provider) -> Setup {
+    let port = format!("{:?}", first.authority());
+    Setup::openai(provider).key(Key::new("a")).set("listen.proxy", &port)
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_an_error_that_names_it_and_it_starts_when_the_first_has_gone() {
+    let provider = Provider::start(openai).await;
+    let mut first = Setup::openai(&provider).key(Key::new("a")).start().await;
+    assert_eq!(first.chat().await.status, 200);
+    let mut second = on_the_port_of(&first, &provider).spawn();
+    let status = second.ends_within(LONG).await;
+    assert_ne!(status.code(), Some(0));
+    let said = eventually("the error", async || {
+        let said = second.log() + &second.stdout();
+        said.contains(&first.authority()).then_some(said)
+    })
+    .await;
+    assert!(said.to_lowercase().contains("in use"), "{said}");
+    first.sigterm();
+    assert_eq!(first.ends_within(LONG).await.code(), Some(0));
+    let third = on_the_port_of(&first, &provider).start().await;
+    assert_eq!(third.authority(), first.authority());
+    assert_eq!(third.chat().await.status, 200);
+}
+
+#[tokio::test]
+async fn after_a_crash_it_starts_on_the_same_ports_and_sockets_and_serves() {
+    let provider = Provider::start(|_| Play::sse().event("one").silence()).await;
+    let home = Arc::new(Home::default());
+    let socket = home.path().join("proxy.sock");
+    let listen = |tcp: &str| format!("[{tcp:?}, \"unix:{}\"]", socket.display());
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1));
+    let mut first = setup.clone().set("listen.proxy", &listen("127.0.0.1:0")).spawn_in(Arc::clone(&home));
+    first.listening().await;
+    let mut stream = first.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    first.crash();
+    assert!(stream.whole().await.is_err(), "the client sees the crash");
+    eventually("the provider sees it", async || provider.seen()[0].gone.map(drop)).await;
+    let mut second = setup.set("listen.proxy", &listen(&first.authority())).spawn_in(home);
+    second.listening().await;
+    assert_eq!(second.authority(), first.authority());
+    let mut stream = second.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    let by_socket = Request::get("/openai/v1/models").header("x-lessor-max-wait", "0s");
+    let answer = support::client::send(&Door::Unix(socket), by_socket).await.unwrap();
+    assert_eq!(answer.status, 429, "the one slot is taken by the new process's own stream");
+    assert!(!second.admin_socket().as_os_str().is_empty());
+    assert_eq!(second.cli(&["ready"]).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn without_a_file_it_serves_the_providers_whose_variables_are_set() {
+    // The usual ports are fixed, and may be taken here; so this one is told where to listen, and nothing more.
+    let home = Arc::new(Home::default());
+    let config = home.path().join("lessor.toml");
+    std::fs::write(&config, "listen.proxy = \"127.0.0.1:0\"\nlisten.admin = \"127.0.0.1:0\"\n").unwrap();
+    let variables = [
+        ("OPENAI_API_KEY", "sk-first"),
+        ("OPENAI_API_KEY_2", "sk-second"),
+        ("ANTHROPIC_API_KEY", "sk-ant"),
+        ("LESSOR_CONFIG", config.to_str().unwrap()),
+    ];
+    let env: Vec<_> = variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+    let mut lessor = Lessor::spawn(Arc::clone(&home), &["run".into()], &env);
+    lessor.listening().await;
+    let keys = lessor.admin("/v1/keys").await.json();
+    let mut ids: Vec<_> =
+        keys["keys"].as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, ["anthropic-1", "openai-1", "openai-2"]);
+    assert_eq!(keys["keys"][0]["max_concurrent_uses"], 8);
+}
+
+#[tokio::test]
+async fn without_a_file_and_without_a_variable_it_says_what_to_set() {
+    let home = Home::default();
+    let ran = home.run(&["run"]).await;
+    assert_ne!(ran.code, Some(0));
+    assert!(ran.stderr.contains("OPENAI_API_KEY"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn one_line_is_logged_for_each_request() {
+    let provider = Provider::start(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let answer = lessor.chat().await;
+    let lease = answer.header("x-lessor-lease").to_owned();
+    let of_lease = || {
+        lessor.log_lines().into_iter().filter(|line| line.to_string().contains(&lease)).collect::<Vec<_>>()
+    };
+    eventually_within(Duration::from_secs(2), "the line", async || (!of_lease().is_empty()).then_some(()))
+        .await;
+    let lines = of_lease();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    let line = lines[0].to_string();
+    for part in ["anonymous", "openai", "default", "\"a\"", "200"] {
+        assert!(line.contains(part), "no {part} in {line}");
+    }
+}
+
+#[tokio::test]
+async fn when_connections_run_out_the_next_waits_and_is_served() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("limits.max_connections", "2");
+    let lessor = setup.start().await;
+    let (one, two) = (lessor.raw().await, lessor.raw().await);
+    let mut third = lessor.raw().await;
+    third.write(format!("GET /openai/v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", lessor.authority())).await;
+    let early = tokio::time::timeout(ms(300), third.answer()).await;
+    assert!(early.is_err(), "served beyond the bound: {early:?}");
+    drop((one, two));
+    assert_eq!(third.answer().await.0, 200);
+}
+
+#[tokio::test]
+async fn when_descriptors_run_out_open_streams_go_on_and_it_does_not_spin() {
+    let gate = Gate::default();
+    let provider = pausing(&gate).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    let open = std::fs::read_dir(format!("/proc/{}/fd", lessor.pid())).unwrap().count() as u64;
+    let pid = rustix::process::Pid::from_raw(lessor.pid().cast_signed()).unwrap();
+    let limit = rustix::process::Rlimit { current: Some(open + 4), maximum: Some(open + 4) };
+    rustix::process::prlimit(Some(pid), rustix::process::Resource::Nofile, limit).unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..40 {
+        clients.push(lessor.raw().await);
+    }
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", lessor.pid())).unwrap();
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().map(str::to_owned).collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let before = ticks();
+    tokio::time::sleep(Duration::from_secs(1)).await; // the time over which it is measured
+    let used = ticks() - before;
+    assert!(used < 50, "{used} ticks of 100 were used on nothing");
+    drop(clients);
+    gate.open();
+    assert!(stream.whole().await.unwrap().text().contains("[DONE]"));
+    let served = async || match lessor.try_open(Request::get("/openai/v1/models")).await {
+        Ok(answer) => (answer.status == 200).then_some(()),
+        Err(_) => None,
+    };
+    eventually("new clients are served again", served).await;
+}
