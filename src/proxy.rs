@@ -290,8 +290,8 @@ impl Rooms {
             head.headers.insert("x-lessor-attempts", trace.attempts().into());
         }
         let ticket = Ticket::new(in_use, trace);
-        let held = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
-        Response::from_parts(head, AnswerBody::Proxied(held))
+        let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
+        Response::from_parts(head, AnswerBody::Proxied(body))
     }
 
     /// Answers 200 and carries bytes until either side ends.
