@@ -15,8 +15,21 @@ use ipnet::IpNet;
 use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
 
 pub mod catalogue;
+mod checks;
+mod defaults;
+mod errors;
+mod fields;
 mod file;
+mod providers;
+mod secrets;
+mod sections;
+mod tree;
+mod values;
 mod zero;
+
+pub use errors::{ConfigError, Mistake};
+pub use file::{load_file, load_str};
+pub use zero::from_environment;
 
 /// Everything lessor runs by.
 #[derive(Debug, Clone)]
@@ -39,6 +52,9 @@ pub struct Config {
     pub strategy: Strategy,
     /// The proxy modes' policy.
     pub proxy: ProxyConfig,
+    /// `proxy.intercept`: whether CONNECT to a provider's host is answered with a certificate of
+    /// lessor's own; otherwise such a tunnel is refused.
+    pub intercept: bool,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.
@@ -284,9 +300,19 @@ pub struct Injection {
 #[derive(Debug, Clone)]
 pub enum Place {
     /// A header whose value is `before` + secret + `after`.
-    Header { name: http::HeaderName, before: String, after: String },
+    Header {
+        /// The header.
+        name: http::HeaderName,
+        /// What stands in front of the secret, such as `Bearer `.
+        before: String,
+        /// What stands behind it.
+        after: String,
+    },
     /// A query parameter (percent-encoded value).
-    Query { name: String },
+    Query {
+        /// The parameter.
+        name: String,
+    },
 }
 
 /// The JSON shape of lessor's own errors.
