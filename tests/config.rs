@@ -1,10 +1,10 @@
 //! Whole configuration files: what they become, and what is said about their mistakes.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test that fails may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic)] // a test that fails may panic
 
 use std::time::Duration;
 
-use lessor::config::{Address, Config, OnLost, Strategy, load_file, load_str};
+use lessor::config::{self, Address, Config, OnLost, load_file, load_str};
 use proptest::prelude::*;
 
 /// The environment of every test here. The canary must never be seen in a message.
@@ -63,7 +63,7 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.timeouts.header, Duration::from_secs(10));
     assert_eq!(config.timeouts.keep_alive, Duration::from_secs(120));
     assert_eq!(config.shutdown_grace, Duration::from_secs(30));
-    assert_eq!(config.strategy, Strategy::Weighted);
+    assert_eq!(config.strategy, config::Strategy::Weighted);
     let nets: Vec<_> = config.proxy.deny_nets.iter().map(ToString::to_string).collect();
     let want = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32", "168.63.129.16/32"];
     assert_eq!(nets, want);
@@ -148,7 +148,7 @@ providers = ["openai"]
     assert_eq!(config.lease.on_lost, OnLost::Finish);
     assert_eq!(config.queue.max_wait, Duration::from_millis(500));
     assert_eq!((config.retry.max_body, config.retry.max_total), (64_000, 1000));
-    assert_eq!(config.strategy, Strategy::FillFirst);
+    assert_eq!(config.strategy, config::Strategy::FillFirst);
     assert_eq!(config.limits.max_header_bytes, 16384);
     assert_eq!(config.admin_token.unwrap().expose(), "admin-token");
     assert_eq!(config.pools["vip"][0].as_str(), "default");
@@ -258,6 +258,15 @@ fn no_message_shows_a_secret_wherever_it_was_pasted() {
         format!("keys = [{{ secret = \"{CANARY}\" id = 1 }}]\n"),
         format!("keys = \"{CANARY}\"\nsecret = \"{CANARY}\"\n"),
         format!("[keys]\nsecret = \"{CANARY}\"\n"),
+        format!("[[keys]]\nprovider = \"openai\"secret = \"{CANARY}\"\n"),
+        format!("[[keys]]\nprovider = \"openai\"\"{CANARY}\"\n"),
+        format!("[[keys]]\nsecret = \"\"\"\n{CANARY}\n\"\"\"\nid = 1\n"),
+        format!("[[keys]]\n{CANARY}\n"),
+        format!("[[keys]]\n{CANARY}==\n"),
+        format!("[{CANARY}\n"),
+        format!("apps.a = \"{CANARY}\"\n"),
+        format!("providers.openai = \"{CANARY}\"\n"),
+        format!("[providers.openai]\ninject = \"{CANARY}\"\n"),
         format!("[admin]\ntoken = \"{CANARY}\"\n"),
         format!("[admin]\ntoken = {{ env = \"sk-{CANARY}\" }}\n"),
         format!("[admin.token]\nenv = sk-{CANARY}\n"),
@@ -501,6 +510,27 @@ fn a_secret_file_that_every_user_can_read_is_warned_of() {
     }
 }
 
+/// `text` after some edits: at a place, so many bytes cut, and something put there.
+fn edited(mut text: String, edits: &[(prop::sample::Index, usize, String)]) -> String {
+    for (at, cut, put) in edits {
+        let mut from = at.index(text.len() + 1);
+        while !text.is_char_boundary(from) {
+            from -= 1;
+        }
+        let mut to = (from + cut).min(text.len());
+        while !text.is_char_boundary(to) {
+            to += 1;
+        }
+        text.replace_range(from..to, put);
+    }
+    text
+}
+
+fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, String)>> {
+    let piece = "[\\[\\]{}=\"'a-z0-9.,#\n é]{0,6}";
+    proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, piece), 1..8)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -510,17 +540,17 @@ proptest! {
     }
 
     #[test]
-    fn a_file_with_pieces_cut_swapped_or_overwritten_is_read_without_a_panic(
-        edits in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, "[\\[\\]{}=\"'a-z0-9.,#\n é]{0,6}"), 1..8)
-    ) {
-        let mut text = include_str!("../config/lessor.toml").to_owned();
-        for (at, cut, put) in edits {
-            let mut from = at.index(text.len() + 1);
-            while !text.is_char_boundary(from) { from -= 1; }
-            let mut to = (from + cut).min(text.len());
-            while !text.is_char_boundary(to) { to += 1; }
-            text.replace_range(from..to, &put);
-        }
-        let _ = load(&text);
+    fn a_file_with_pieces_cut_swapped_or_overwritten_is_read_without_a_panic(edits in edits()) {
+        let _ = load(&edited(include_str!("../config/lessor.toml").to_owned(), &edits));
+    }
+
+    #[test]
+    fn a_raw_key_in_a_file_with_any_further_mistakes_is_never_shown(edits in edits()) {
+        let text = format!(
+            "[listen]\nproxy = \"127.0.0.1:1\"\n[[keys]]\nid = \"a\"\nprovider = \"openai\"\n\
+             secret = \"{CANARY}\"\nmodels = [\"a\"]\n[admin]\ntoken = {{ env = \"{CANARY}\" }}\n\
+             [apps.a]\ntoken = {{ file = \"{CANARY}\" }}\npools = [\"default\"]\n"
+        );
+        let _ = load(&edited(text, &edits));
     }
 }

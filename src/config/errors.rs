@@ -191,14 +191,10 @@ pub(super) fn syntax_mistake(name: &str, text: &str, error: &toml::de::Error) ->
     let (number, line) = line_of(text, at.start);
     let whole = text.get(line.clone()).unwrap_or_default();
     let open = match whole.split_once('=') {
-        Some((key, value)) => {
-            let field = key.rsplit('.').next().unwrap_or(key).trim().trim_matches(['"', '\'']);
-            let plain =
-                fields::is_plain(field) && !value.contains(['{', '#']) && !words(value).any(looks_secret);
-            if plain { whole.len() } else { key.len() + 1 }
-        }
-        None if whole.trim_start().starts_with('[') && !words(whole).any(looks_secret) => whole.len(),
-        None => 0,
+        Some((key, value)) if is_plain_value(value) && key_fields(key).all(fields::is_plain) => whole.len(),
+        Some((key, _)) if key_fields(key).all(is_like_a_field) => key.len() + 1,
+        None if whole.starts_with('[') && key_fields(whole).all(is_like_a_field) => whole.len(),
+        _ => 0,
     };
     let mut shown = Excerpt::new(&at);
     shown.push(line.start, whole.get(..open).unwrap_or_default().trim_end());
@@ -214,8 +210,25 @@ pub(super) fn syntax_mistake(name: &str, text: &str, error: &toml::de::Error) ->
     }
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !(c.is_ascii_alphanumeric() || "-_+/=".contains(c)))
+/// The names in a key or a table's header.
+fn key_fields(key: &str) -> impl Iterator<Item = &str> {
+    key.split('.').map(|field| field.trim_matches(|c: char| c.is_whitespace() || "[]\"'".contains(c)))
+}
+
+/// Whether it may be repeated though nothing is known of where it stands: a raw key pasted on a line of its
+/// own, or one that ends with `=`, must not be.
+fn is_like_a_field(word: &str) -> bool {
+    let all = || fields::FIELDS.iter().flat_map(|(_, fields)| fields.iter().copied());
+    let spelt = |b: u8| b.is_ascii_lowercase() || b == b'_' || b == b'-';
+    word.len() <= 20 && word.bytes().all(spelt) && fields::nearest(word, all()).is_some()
+}
+
+/// Whether it is one short value: more on the line could be what a lost line break or quote brought there.
+fn is_plain_value(value: &str) -> bool {
+    let words = || value.split(|c: char| !(c.is_ascii_alphanumeric() || "-_+/".contains(c)));
+    !value.contains(['{', '#', '='])
+        && value.matches(['"', '\'']).count() <= 2
+        && words().all(|word| word.len() < 16 && !looks_secret(word))
 }
 
 /// The number, from 1, and the bytes of the line at `at`, without its end.
@@ -354,14 +367,16 @@ pub(super) fn looks_secret(text: &str) -> bool {
     if text.split_once("://").is_some_and(|(_, rest)| rest.contains(['@', '?'])) {
         return true;
     }
-    let bytes = text.as_bytes();
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || "+=_-".contains(c))).any(is_random)
+}
+
+/// Whether a word is long and mixed as keys are, and names, models and variables hardly ever.
+fn is_random(word: &str) -> bool {
+    let bytes = word.as_bytes();
     let has = |test: fn(&u8) -> bool| bytes.iter().any(test);
-    let all = |test: fn(&u8) -> bool| bytes.iter().all(test);
-    bytes.len() >= 28
-        && !text.starts_with('/')
-        && all(|b| b.is_ascii_alphanumeric() || b"+/=_-".contains(b))
-        && has(u8::is_ascii_digit)
-        && (all(u8::is_ascii_hexdigit) || (has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase)))
+    let mixed = || has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase);
+    let hex = || bytes.len() >= 28 && bytes.iter().all(u8::is_ascii_hexdigit);
+    bytes.len() >= 16 && has(u8::is_ascii_digit) && (mixed() || hex())
 }
 
 /// A value in a message: quoted, short, without control characters, and never what looks like a key.
