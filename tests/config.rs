@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use lessor::config::{self, Address, Config, OnLost, load_file, load_str};
+use lessor::config::{self, Address, Config, OnLost, load_file, load_listen, load_str};
 use proptest::prelude::*;
 
 /// The environment of every test here. The canary must never be seen in a message.
@@ -529,6 +529,19 @@ fn edited(mut text: String, edits: &[(prop::sample::Index, usize, String)]) -> S
 fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, String)>> {
     let piece = "[\\[\\]{}=\"'a-z0-9.,#\n é]{0,6}";
     proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, piece), 1..8)
+}
+
+#[test]
+fn where_a_sidecar_listens_is_read_without_its_secrets_and_whatever_else_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lessor.toml");
+    let text = "leese = 1\n[listen]\nproxy = \"0.0.0.0:9\"\nadmin = \"127.0.0.1:10\"\n[apps.a]\ntoken = { env = \"NO\" }\n";
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(load_listen(&path).unwrap().admin.to_string(), "127.0.0.1:10");
+    std::fs::write(&path, "[listen]\nadmin = 3\n").unwrap();
+    assert!(
+        load_listen(&path).unwrap_err().to_string().contains("lessor.toml:2: listen.admin is 3, must be")
+    );
 }
 
 proptest! {

@@ -14,16 +14,40 @@ use super::checks::{KeysSeen, Pools, same};
 use super::errors::{ConfigError, Mistake, Source, syntax_mistake};
 use super::providers::Providers;
 use super::tree::{Page, Said, Table, dir_of};
-use super::{AppConfig, Config, KeyConfig, Provider, Strategy, catalogue, defaults, fields, sections};
+use super::{
+    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, catalogue, defaults, fields, sections,
+};
 use crate::model::{AppName, KeyId, PoolName, ProviderName};
 
 /// Reads and checks a configuration file, with the variables of this process.
 pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
+    let (name, text) = read_file(path)?;
+    load(&text, &name, &dir_of(path), &|variable| std::env::var(variable).ok())
+}
+
+/// Reads only where a sidecar with this file listens. Who asks a running sidecar need not have its secrets,
+/// and what is wrong elsewhere in the file does not keep it from answering.
+pub fn load_listen(path: &Path) -> Result<Listen, ConfigError> {
+    let (name, text) = read_file(path)?;
+    let tree = parse(&text, &name)?;
+    let page = Page::new(Source::new(&name, &text, &tree), dir_of(path), &|_| None);
+    let listen = sections::listen(&page, &Table::lenient_root(&page, &tree).section("listen"), false);
+    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    Ok(listen)
+}
+
+fn read_file(path: &Path) -> Result<(String, String), ConfigError> {
     let name = path.display().to_string();
     let refuse = |problem: String| ConfigError { mistakes: vec![Mistake::of(&name, problem)] };
     let bytes = std::fs::read(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
     let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8 text".into()))?;
-    load(&text, &name, &dir_of(path), &|variable| std::env::var(variable).ok())
+    Ok((name, text))
+}
+
+fn parse<'t>(text: &'t str, name: &str) -> Result<DeTable<'t>, ConfigError> {
+    let tree = DeTable::parse(text)
+        .map_err(|error| ConfigError { mistakes: vec![syntax_mistake(name, text, &error)] })?;
+    Ok(tree.into_inner())
 }
 
 /// Checks a configuration given as text; `name` stands in front of its mistakes, relative paths start
@@ -38,11 +62,9 @@ fn load(
     dir: &Path,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
-    let tree = DeTable::parse(text)
-        .map_err(|error| ConfigError { mistakes: vec![syntax_mistake(name, text, &error)] })?;
-    let tree = tree.get_ref();
-    let page = Page::new(Source::new(name, text, tree), dir.to_owned(), env);
-    let mut config = read(&page, &Table::root(&page, tree), name);
+    let tree = parse(text, name)?;
+    let page = Page::new(Source::new(name, text, &tree), dir.to_owned(), env);
+    let mut config = read(&page, &Table::root(&page, &tree), name);
     config.warnings = page.close().map_err(|mistakes| ConfigError { mistakes })?;
     Ok(config)
 }

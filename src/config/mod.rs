@@ -28,7 +28,7 @@ mod values;
 mod zero;
 
 pub use errors::{ConfigError, Mistake};
-pub use file::{load_file, load_str};
+pub use file::{load_file, load_listen, load_str};
 pub use zero::from_environment;
 
 /// Everything lessor runs by.
@@ -301,16 +301,16 @@ pub struct Injection {
 pub enum Place {
     /// A header whose value is `before` + secret + `after`.
     Header {
-        /// The header.
+        /// Its name.
         name: http::HeaderName,
-        /// What stands in front of the secret, such as `Bearer `.
+        /// What stands before the secret, such as `Bearer `.
         before: String,
-        /// What stands behind it.
+        /// What stands after it.
         after: String,
     },
     /// A query parameter (percent-encoded value).
     Query {
-        /// The parameter.
+        /// Its name.
         name: String,
     },
 }

@@ -85,9 +85,14 @@ pub(super) struct Field<'p> {
 impl<'p> Table<'p> {
     /// The whole document.
     pub(super) fn root(page: &'p Page<'p>, tree: &'p DeTable<'p>) -> Self {
-        let table = Self { page, path: String::new(), at: 0..0, fields: Some(tree) };
+        let table = Self::lenient_root(page, tree);
         table.check_fields("");
         table
+    }
+
+    /// The whole document, of which only some is of interest.
+    pub(super) fn lenient_root(page: &'p Page<'p>, tree: &'p DeTable<'p>) -> Self {
+        Self { page, path: String::new(), at: 0..0, fields: Some(tree) }
     }
 
     /// The section `name`; an absent one is all defaults.
