@@ -16,8 +16,21 @@ use serde::Deserialize;
 use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
 
 pub mod catalogue;
+mod checks;
+mod defaults;
+mod errors;
+mod fields;
 mod file;
+mod providers;
+mod secrets;
+mod sections;
+mod tree;
+mod values;
 mod zero;
+
+pub use errors::{ConfigError, Mistake};
+pub use file::{load_file, load_listen, load_str};
+pub use zero::from_environment;
 
 /// Everything lessor runs by.
 #[derive(Debug, Clone)]
@@ -40,6 +53,9 @@ pub struct Config {
     pub strategy: Strategy,
     /// The proxy modes' policy.
     pub proxy: ProxyConfig,
+    /// `proxy.intercept`: whether CONNECT to a provider's host is answered with a certificate of
+    /// lessor's own; otherwise such a tunnel is refused.
+    pub intercept: bool,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.
