@@ -121,6 +121,13 @@ macro_rules! store_contract {
             what_does_not_blame_the_key_changes_nothing
             a_report_that_contradicts_its_lease_changes_nothing
             a_token_that_was_never_issued_lifts_nothing
+            an_exhaustion_within_a_longer_rest_still_ends_in_a_probation
+            growth_of_one_class_is_not_anothers
+            a_refusal_sent_into_a_rest_grows_nothing
+            only_an_exhaustion_is_probed_before_its_end
+            a_refused_early_probe_counts_for_the_growth_and_outdates_the_probe_before_it
+            a_probe_stays_the_only_one_however_long_it_takes
+            an_exhaustion_that_is_already_over_is_a_probation
         }
         store_contract! { @tests $backend; settings:
             a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on

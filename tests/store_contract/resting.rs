@@ -93,12 +93,21 @@ pub async fn the_longest_evidence_wins(world: World<impl Backend>) {
 }
 
 pub async fn growth_is_forgotten_after_ten_good_minutes<B: Backend>(world: World<B>) {
-    world.keys([("a", 1)]).await;
+    world.keys([("a", 1), ("b", 2)]).await;
     for (good_minutes, seconds) in [(0, 5), (9, 10), (11, 20), (0, 5)] {
         world.lend_and_report("a", says(Class::Rate)).await;
         world.cools_for(world.why_not_key("a").await, SECOND * seconds);
         pass!(world, SECOND * seconds + B::SLACK + MINUTE * good_minutes);
     }
+    // nobody need lend it for that: here the answer to an old request is the first news again
+    let old = lend_long(&world, "b").await;
+    for _ in 0..2 {
+        world.lend_and_report("b", says(Class::Rate)).await;
+        pass!(world, SECOND * 10 + B::SLACK);
+    }
+    pass!(world, MINUTE * 11);
+    world.report(&old, says(Class::Rate)).await;
+    world.cools_for(world.why_not_key("b").await, SECOND * 5);
 }
 
 pub async fn only_a_success_of_a_newer_lease_lifts_what_was_set<B: Backend>(world: World<B>) {
@@ -218,6 +227,7 @@ pub async fn evidence_about_one_secret_touches_no_other(world: World<impl Backen
     world.report(&taken, says_of(Class::Rate, Scope::KeyModel, MINUTE)).await;
     assert!(!world.lends(with(2, "m")).await);
     assert!(world.lends(with(1, "m")).await);
+    assert!(world.view("a").await.cooldowns.is_empty());
     let reported = world.report(&taken, says(Class::Invalid)).await;
     assert_eq!(reported.status, Some(KeyStatus::Invalid));
     assert_eq!(world.why_not(with(2, "n")).await, Reason::Unusable(KeyStatus::Invalid));
@@ -236,6 +246,7 @@ pub async fn a_refusal_names_each_candidates_longest_end_and_the_earliest_of_all
     world.report(&a, says_wait(Class::Rate, MINUTE)).await;
     world.report(&a, says_of(Class::Rate, Scope::KeyModel, MINUTE * 3)).await;
     world.report(&b, says_wait(Class::Rate, MINUTE * 5)).await;
+    world.report(&b, says_of(Class::Rate, Scope::KeyModel, MINUTE * 4)).await;
     let ask = Acquire { model: model("m"), ..world.ask(["b", "a", "c"]) };
     let refusal = world.refuse(ask).await;
     assert_eq!(refusal.reasons.len(), 3);
@@ -404,7 +415,10 @@ pub async fn too_many_at_once_said_of_an_ended_lease_teaches_nothing(world: Worl
 pub async fn a_key_the_provider_proved_bad_waits_for_a_check<B: Backend>(world: World<B>) {
     world.keys([("a", 4)]).await;
     let old = lend_long(&world, "a").await;
-    let reported = world.lend_and_report("a", says_wait(Class::Invalid, SECOND)).await;
+    // whatever scope came with it: a bad key is bad for all
+    let proven = Outcome { scope: Scope::KeyModel, ..says_wait(Class::Invalid, SECOND) };
+    let taken = world.take(world.ask_for_model("a", "m")).await;
+    let reported = world.report(&taken, proven).await;
     assert_eq!(reported.status, Some(KeyStatus::Invalid));
     world.report(&old, says(Class::Success)).await;
     world.report(&old, says_wait(Class::Rate, MINUTE)).await;
@@ -532,4 +546,90 @@ pub async fn a_token_that_was_never_issued_lifts_nothing(world: World<impl Backe
         Report { lease: LeaseId::fresh(), token: FROM_THE_FUTURE, ..held.reported(says(Class::Success)) };
     world.store().report(forged).await.unwrap();
     world.cools_for(world.why_not_key("a").await, MINUTE);
+}
+
+pub async fn an_exhaustion_within_a_longer_rest_still_ends_in_a_probation<B: Backend>(world: World<B>) {
+    world.keys([("a", 4)]).await;
+    let held = [world.lend("a").await, world.lend("a").await];
+    world.report(&held[0], says_wait(Class::Rate, SECOND * 3)).await;
+    world.report(&held[1], says_wait(Class::Quota, SECOND)).await;
+    assert_eq!(world.status("a").await, KeyStatus::RateLimited);
+    pass!(world, SECOND * 3 + B::SLACK);
+    assert_eq!(world.status("a").await, KeyStatus::Probation);
+}
+
+pub async fn growth_of_one_class_is_not_anothers<B: Backend>(world: World<B>) {
+    world.keys([("a", 1)]).await;
+    for seconds in [5, 10, 20] {
+        world.lend_and_report("a", says(Class::Rate)).await;
+        pass!(world, SECOND * seconds + B::SLACK);
+    }
+    world.lend_and_report("a", says(Class::Quota)).await;
+    world.cools_for(world.why_not_key("a").await, MINUTE * 15);
+}
+
+pub async fn a_refusal_sent_into_a_rest_grows_nothing<B: Backend>(world: World<B>) {
+    world.keys([("a", 4)]).await;
+    let limit = || Outcome { scope: Scope::KeyModel, ..says(Class::Rate) };
+    let first = world.take(world.ask_for_model("a", "m")).await;
+    world.report(&first, limit()).await;
+    // lent while the model was not known yet
+    let blind = world.lend("a").await;
+    let report = Report { model: model("m"), ..blind.reported(limit()) };
+    world.store().report(report).await.unwrap();
+    world.cools_for(world.why_not(world.ask_for_model("a", "m")).await, SECOND * 5);
+    pass!(world, SECOND * 5 + B::SLACK);
+    let next = world.take(world.ask_for_model("a", "m")).await;
+    world.report(&next, limit()).await;
+    world.cools_for(world.why_not(world.ask_for_model("a", "m")).await, SECOND * 10);
+}
+
+pub async fn only_an_exhaustion_is_probed_before_its_end<B: Backend>(world: World<B>) {
+    world.keys([("a", 4)]).await;
+    world.lend_and_report("a", says_wait(Class::Rate, HOUR * 9)).await;
+    pass!(world, MINUTE * 31);
+    assert!(matches!(world.why_not_key("a").await, Reason::Cooling(_)));
+}
+
+pub async fn a_refused_early_probe_counts_for_the_growth_and_outdates_the_probe_before_it<B: Backend>(
+    world: World<B>,
+) {
+    world.keys([("a", 4)]).await;
+    world.lend_and_report("a", says_wait(Class::Quota, HOUR)).await;
+    pass!(world, MINUTE * 30);
+    let first = lend_long(&world, "a").await;
+    world.report(&first, says(Class::Quota)).await;
+    world.release(&first).await;
+    // the late word of the probe that was refused since lifts nothing
+    world.report(&first, says(Class::Success)).await;
+    world.cools_for(world.why_not_key("a").await, MINUTE * 30);
+    pass!(world, MINUTE * 30);
+    world.lend_and_report("a", says(Class::Quota)).await;
+    world.cools_for(world.why_not_key("a").await, MINUTE * 30);
+}
+
+pub async fn a_probe_stays_the_only_one_however_long_it_takes<B: Backend>(world: World<B>) {
+    world.sync(vec![grouped("a"), grouped("b")]).await;
+    let ask = |name| Acquire { ttl: LONG, ..ask_in_group(&world, name, "m") };
+    let old = world.take(ask("a")).await;
+    world.report(&old, says_of(Class::Quota, Scope::Group, SECOND)).await;
+    pass!(world, SECOND + B::SLACK);
+    world.take(ask("b")).await;
+    // news from before the probation makes the rest longer, and the probe no less out
+    world.report(&old, says_of(Class::Quota, Scope::Group, SECOND * 2)).await;
+    assert!(matches!(world.why_not(ask("a")).await, Reason::Cooling(_)));
+    pass!(world, SECOND * 2 + B::SLACK);
+    assert_eq!(world.why_not(ask("a")).await, Reason::Full);
+    // nor is there a second one before the end
+    world.report(&old, says_of(Class::Quota, Scope::Group, HOUR * 24)).await;
+    pass!(world, HOUR);
+    assert!(matches!(world.why_not(ask("a")).await, Reason::Cooling(_)));
+}
+
+pub async fn an_exhaustion_that_is_already_over_is_a_probation(world: World<impl Backend>) {
+    world.keys([("a", 4)]).await;
+    let reported = world.lend_and_report("a", says_wait(Class::Quota, Duration::ZERO)).await;
+    assert_eq!(reported, Reported { cooling_until: None, status: Some(KeyStatus::Probation) });
+    let reported = world.lend_and_report("a", says_wait(Class::Quota, Duration::ZERO)).await;
+    assert_eq!(reported.status, Some(KeyStatus::Probation));
 }
