@@ -3,7 +3,7 @@
 //!
 //! The test keeps its own book of who holds what, from the answers alone, and after every step the
 //! store must agree with it lease by lease. So whatever a step is not entitled to change, it does not.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::too_many_lines, clippy::struct_excessive_bools)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use lessor::store::{
 };
 use proptest::prelude::*;
 
-const TTL: Duration = Duration::from_millis(1000);
+const TTL: Duration = Duration::from_secs(1);
 /// How long an acquire may be under way.
 const DEADLINE: Duration = Duration::from_millis(300);
 const KEYS: usize = 3;
@@ -69,9 +69,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => nth.clone().prop_map(|nth| Step::ReportWrongly { nth }),
         1 => nth.prop_map(|nth| Step::Revoke { nth }),
         1 => (0..SIDECARS).prop_map(|sidecar| Step::Crash { sidecar }),
-        1 => (0..KEYS, 0..4_u32).prop_map(|(key, cap)| Step::Cap { key, cap }),
+        2 => (0..KEYS, 0..4_u32).prop_map(|(key, cap)| Step::Cap { key, cap }),
         5 => (0..600_u64).prop_map(|ms| Step::Pass { ms }),
-        1 => Just(Step::LoseData),
+        2 => Just(Step::LoseData),
     ]
 }
 
@@ -112,7 +112,8 @@ struct World {
 }
 
 fn now<T>(answer: Answer<T>) -> T {
-    answer.now_or_never().expect("the memory store answers at once").unwrap()
+    // the memory store answers at the first poll
+    answer.now_or_never().unwrap().unwrap()
 }
 
 fn provider() -> ProviderName {
@@ -519,11 +520,11 @@ fn evidence() -> impl Strategy<Value = (Evidence, u64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_interleaving_breaks_a_cap_keeps_a_dead_holders_slot_or_touches_anothers_lease(
-        steps in prop::collection::vec(step(), 1..120)
+        steps in prop::collection::vec(step(), 1..150)
     ) {
         let mut world = World::new();
         for step in &steps {

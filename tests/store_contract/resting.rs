@@ -606,6 +606,14 @@ pub async fn a_refused_early_probe_counts_for_the_growth_and_outdates_the_probe_
     pass!(world, MINUTE * 30);
     world.lend_and_report("a", says(Class::Quota)).await;
     world.cools_for(world.why_not_key("a").await, MINUTE * 30);
+    // what a probe meets of another class does not
+    world.keys([("b", 4)]).await;
+    world.lend_and_report("b", says_wait(Class::Quota, HOUR)).await;
+    pass!(world, MINUTE * 30);
+    world.lend_and_report("b", says(Class::Rate)).await;
+    pass!(world, MINUTE * 30);
+    world.lend_and_report("b", says(Class::Quota)).await;
+    world.cools_for(world.why_not_key("b").await, MINUTE * 15);
 }
 
 pub async fn a_probe_stays_the_only_one_however_long_it_takes<B: Backend>(world: World<B>) {
