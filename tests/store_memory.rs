@@ -162,6 +162,20 @@ async fn a_key_that_nobody_names_for_a_day_goes_once_it_holds_no_lease() {
     assert_eq!(ids().await, ["c"]);
 }
 
+#[tokio::test]
+async fn a_panic_under_the_lock_does_not_stop_later_calls() {
+    let broken = Arc::new(AtomicU64::new(0));
+    let clock = Arc::clone(&broken);
+    let store = MemoryStore::model(Arc::new(move || {
+        assert_eq!(clock.load(Ordering::SeqCst), 0, "the clock broke");
+        StoreTime(1)
+    }));
+    broken.store(1, Ordering::SeqCst);
+    assert!(tokio::spawn(store.snapshot(provider())).await.is_err());
+    broken.store(0, Ordering::SeqCst);
+    assert!(store.snapshot(provider()).await.is_ok());
+}
+
 #[test]
 fn the_store_prints_without_its_salt() {
     assert_eq!(format!("{:?}", MemoryStore::new()), "MemoryStore { expiry: Never, .. }");

@@ -31,19 +31,55 @@ const SIDECARS: usize = 3;
 /// One step; the numbers choose among what there is, modulo how much there is of it.
 #[derive(Debug, Clone)]
 enum Step {
-    Acquire { sidecar: usize, first: usize, reply_lost: bool },
-    RepeatAcquire { nth: usize },
-    Renew { sidecar: usize, reassert: bool },
-    RenewAnothers { nth: usize, sidecar: usize, reassert: bool },
-    Release { nth: usize },
-    ReleaseWrongly { nth: usize },
-    Report { nth: usize, class: Class, wait: Option<u64> },
-    ReportWrongly { nth: usize },
-    Revoke { nth: usize },
-    Crash { sidecar: usize },
-    Cap { key: usize, cap: u32 },
-    Pass { ms: u64 },
-    LoseData,
+    Acquire {
+        sidecar: usize,
+        first: usize,
+        reply_lost: bool,
+    },
+    RepeatAcquire {
+        nth: usize,
+    },
+    Renew {
+        sidecar: usize,
+        reassert: bool,
+    },
+    RenewAnothers {
+        nth: usize,
+        sidecar: usize,
+        reassert: bool,
+    },
+    Release {
+        nth: usize,
+    },
+    ReleaseWrongly {
+        nth: usize,
+    },
+    Report {
+        nth: usize,
+        class: Class,
+        wait: Option<u64>,
+    },
+    ReportWrongly {
+        nth: usize,
+    },
+    Revoke {
+        nth: usize,
+    },
+    Crash {
+        sidecar: usize,
+    },
+    Cap {
+        key: usize,
+        cap: u32,
+    },
+    Pass {
+        ms: u64,
+    },
+    /// Restarts empty, with settings that may have changed meanwhile.
+    LoseData {
+        key: usize,
+        cap: u32,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -71,7 +107,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..SIDECARS).prop_map(|sidecar| Step::Crash { sidecar }),
         2 => (0..KEYS, 0..4_u32).prop_map(|(key, cap)| Step::Cap { key, cap }),
         5 => (0..600_u64).prop_map(|ms| Step::Pass { ms }),
-        2 => Just(Step::LoseData),
+        2 => (0..KEYS, 0..4_u32).prop_map(|(key, cap)| Step::LoseData { key, cap }),
     ]
 }
 
@@ -418,7 +454,7 @@ impl World {
             Step::Pass { ms } => {
                 self.now.fetch_add(ms, Ordering::Relaxed);
             }
-            Step::LoseData => {
+            Step::LoseData { key, cap } => {
                 // Sidecars that hold something have renewed once by then: what a lender could do
                 // before their first heartbeat is the window that the design leaves open.
                 for sidecar in 0..SIDECARS {
@@ -430,6 +466,7 @@ impl World {
                     (entry.in_store, entry.revoked) = (false, false);
                 }
                 self.refused_at = [0; KEYS];
+                self.caps[key] = cap;
                 self.sync();
                 for sidecar in 0..SIDECARS {
                     self.renew(sidecar, false);
