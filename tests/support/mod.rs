@@ -9,6 +9,8 @@ pub mod client;
 pub mod lessor;
 pub mod plays;
 pub mod provider;
+pub mod sandbox;
+pub mod sdk;
 
 use std::time::{Duration, Instant};
 
