@@ -399,7 +399,7 @@ async fn an_upload_that_stalls_for_too_long_is_408_and_frees_the_slot() {
     let host = lessor.authority();
     raw.write(format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\nhalf"))
         .await;
-    let said = raw.to_end().await;
+    let said = raw.rest().await;
     assert!(said.starts_with("HTTP/1.1 408 ") && said.contains("request_timeout"), "{said}");
     lessor.is_free_within_a_second("a").await;
     assert_eq!(lessor.status("a").await, "available");
