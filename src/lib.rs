@@ -1,6 +1,17 @@
 //! lessor lends API keys: see the README. Imports go down the list in the README's architecture part.
 
 pub mod config;
+pub mod control;
+pub mod forward;
+pub mod inject;
+pub mod lease;
+pub mod listen;
+pub mod logs;
 pub mod metrics;
 pub mod model;
+pub mod outcome;
+pub mod process;
+pub mod proxy;
+pub mod route;
+pub mod run;
 pub mod store;

@@ -1,1 +1,118 @@
-fn main() {}
+//! `lessor`: reads its settings, builds the rooms, runs until told to stop.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use lessor::config::{self, Config, ConfigError};
+use lessor::control::cli::{self, Cli, Command, Exit};
+use lessor::{logs, process, run};
+
+fn main() -> ExitCode {
+    let left = process::harden();
+    let cli = cli::parse();
+    match &cli.command {
+        Command::Version => cli::version(&cli.options),
+        Command::Check => check(&cli),
+        Command::Run => serve(&cli, &left),
+        Command::Ask(_) => ask(cli),
+    }
+}
+
+fn ask(cli: Cli) -> ExitCode {
+    let Command::Ask(what) = cli.command else { return Exit::Usage.into() };
+    // Where a file is named it only says where the sidecar listens; its secrets are not needed here.
+    let listen = |file: &std::path::Path| config::load_listen(file).map_err(|error| error.to_string());
+    with_runtime(false, cli::client(what, &cli.options, listen)).unwrap_or(Exit::Failed.into())
+}
+
+/// The settings: of the file that was named, else of the environment.
+fn settings(cli: &Cli) -> Result<Config, ConfigError> {
+    match cli.options.config() {
+        Some(path) => config::load_file(path),
+        None => config::from_environment(&|name| std::env::var(name).ok()),
+    }
+}
+
+fn serve(cli: &Cli, left: &[String]) -> ExitCode {
+    let config = match settings(cli) {
+        Ok(config) => config,
+        Err(error) => return refuse(&error.to_string(), Exit::Usage),
+    };
+    let json = cli.options.json || !std::io::stderr().is_terminal();
+    logs::init(Some(json));
+    logs::hide_panic_payloads();
+    for line in left {
+        tracing::warn!("{line}");
+    }
+    match with_runtime(true, run::run(config, !json)) {
+        Some(Ok(())) => Exit::Ok.into(),
+        Some(Err(error)) => refuse(&chain(&error), Exit::Failed),
+        None => Exit::Failed.into(),
+    }
+}
+
+fn check(cli: &Cli) -> ExitCode {
+    match settings(cli) {
+        Ok(config) => {
+            for warning in &config.warnings {
+                tell(&format!("warning: {warning}"));
+            }
+            say(&format!(
+                "{}: ok, {} keys of {} providers",
+                config.origin,
+                config.keys.len(),
+                config.providers.len()
+            ));
+            Exit::Ok.into()
+        }
+        Err(error) => refuse(&error.to_string(), Exit::Usage),
+    }
+}
+
+/// Runs `work` on a runtime of its own; `None`, said on stderr, when there can be none.
+fn with_runtime<T>(threads: bool, work: impl Future<Output = T>) -> Option<T> {
+    let mut builder = if threads {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    match builder.enable_all().build() {
+        Ok(runtime) => {
+            let done = runtime.block_on(work);
+            // What still runs (a resolver's thread, say) must not hold up the end.
+            runtime.shutdown_background();
+            Some(done)
+        }
+        Err(error) => {
+            tell(&format!("lessor: no runtime could be started: {error}"));
+            None
+        }
+    }
+}
+
+fn refuse(why: &str, exit: Exit) -> ExitCode {
+    tell(why);
+    exit.into()
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = format!("lessor: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+// A command line tool speaks on its two outputs.
+#[allow(clippy::print_stdout)]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+#[allow(clippy::print_stderr)]
+fn tell(text: &str) {
+    eprintln!("{text}");
+}

@@ -79,6 +79,12 @@ struct Inner {
     store_up: Gauge<u64, AtomicU64>,
 }
 
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()

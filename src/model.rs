@@ -390,3 +390,92 @@ impl Mode {
         }
     }
 }
+
+/// The errors that lessor itself answers with (design, section 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// 400: malformed target, conflicting authorities or lengths.
+    BadRequest,
+    /// 408: the client was too slow.
+    RequestTimeout,
+    /// 407 in proxy modes, else 403: no app, or a wrong token.
+    AppUnauthenticated,
+    /// 403: the app may not use this.
+    AppForbidden,
+    /// 403: the host may not be reached, or not with a key.
+    DestinationDenied,
+    /// 403: a foreign web page, or a foreign `Host`.
+    OriginDenied,
+    /// 405: TRACE, nested CONNECT.
+    MethodDenied,
+    /// 501: an upgrade, or a transfer coding, that is not supported.
+    UpgradeUnsupported,
+    /// 404: no such provider or pool.
+    UnknownProvider,
+    /// 404: no key serves this model.
+    NoCandidate,
+    /// 409: the request contradicts a policy.
+    PolicyConflict,
+    /// 429: every fitting key full or cooling, or the queue full.
+    PoolExhausted,
+    /// 502: could not connect, or broke before an answer.
+    UpstreamUnreachable,
+    /// 504: no answer in time.
+    UpstreamTimeout,
+    /// 503: the store failed.
+    StoreUnavailable,
+    /// 503: every fitting key waits for a person or a check.
+    KeyUnavailable,
+    /// 503: draining.
+    ShuttingDown,
+}
+
+impl Code {
+    /// The word in `X-Lessor-Error` and the body.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::BadRequest => "bad_request",
+            Self::RequestTimeout => "request_timeout",
+            Self::AppUnauthenticated => "app_unauthenticated",
+            Self::AppForbidden => "app_forbidden",
+            Self::DestinationDenied => "destination_denied",
+            Self::OriginDenied => "origin_denied",
+            Self::MethodDenied => "method_denied",
+            Self::UpgradeUnsupported => "upgrade_unsupported",
+            Self::UnknownProvider => "unknown_provider",
+            Self::NoCandidate => "no_candidate",
+            Self::PolicyConflict => "policy_conflict",
+            Self::PoolExhausted => "pool_exhausted",
+            Self::UpstreamUnreachable => "upstream_unreachable",
+            Self::UpstreamTimeout => "upstream_timeout",
+            Self::StoreUnavailable => "store_unavailable",
+            Self::KeyUnavailable => "key_unavailable",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+}
+
+/// Why a request gets lessor's own answer, in words for its reader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Which error.
+    pub code: Code,
+    /// What happened and what to do next; never a secret, a query or a body.
+    pub message: String,
+    /// When to try again, where that helps.
+    pub retry_after: Option<Duration>,
+}
+
+impl Fault {
+    /// An error that trying again does not help.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), retry_after: None }
+    }
+
+    /// The same, worth trying again after `wait`.
+    #[must_use]
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+}

@@ -284,9 +284,19 @@ pub struct Injection {
 #[derive(Debug, Clone)]
 pub enum Place {
     /// A header whose value is `before` + secret + `after`.
-    Header { name: http::HeaderName, before: String, after: String },
+    Header {
+        /// Its name.
+        name: http::HeaderName,
+        /// What stands before the secret, such as `Bearer `.
+        before: String,
+        /// What stands after it.
+        after: String,
+    },
     /// A query parameter (percent-encoded value).
-    Query { name: String },
+    Query {
+        /// Its name.
+        name: String,
+    },
 }
 
 /// The JSON shape of lessor's own errors.

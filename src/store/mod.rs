@@ -20,7 +20,7 @@ pub mod memory;
 pub mod rules;
 
 /// A point on the store's clock, in ms since the Unix epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct StoreTime(pub u64);
 

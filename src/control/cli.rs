@@ -1,0 +1,434 @@
+//! The command line, and everything it asks of a running sidecar.
+//!
+//! `run` and `check` are done by `main`; what talks to a sidecar is done here, over the admin API.
+//! Exit codes are part of the contract: see [`Exit`].
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use http::{Method, StatusCode};
+use serde::de::DeserializeOwned;
+
+use crate::config::{Address, Listen};
+use crate::control::admin::{self, CheckResult, Status, socket_paths};
+use crate::model::{KeyId, LeaseId, ProviderName, Secret};
+use crate::store::{KeyView, LeaseView};
+
+mod call;
+mod tables;
+
+use call::{Answer, Call, Endpoint, Tried};
+
+const EXAMPLES: &str = "\
+Examples:
+  OPENAI_API_KEY=sk-… lessor run            serve with no configuration file
+  lessor run --config config/lessor.toml    serve by a file
+  lessor check --config config/lessor.toml  look for mistakes in it, serve nothing
+  lessor status                             pools, keys, live leases, cooldowns and why
+  lessor keys disable openai/openai-a       lend this key no more
+  lessor leases list --json                 what the admin API says
+  lessor ready --admin http://10.0.0.7:8322 is that one ready?
+";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed: the sidecar said no, or a check found a bad key
+  2  usage or configuration error
+  3  no sidecar was reached
+  4  `lessor ready`: not ready
+
+The sidecar is looked for at --admin or LESSOR_ADMIN (http://HOST:PORT or a socket's path),
+else at the socket of the configuration's listen.proxy, else at the default one.
+LESSOR_ADMIN_TOKEN is sent as the admin token, over TCP only.
+";
+
+/// How a command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// Done.
+    Ok = 0,
+    /// The sidecar said no, or a check found a bad key.
+    Failed = 1,
+    /// Usage or configuration error; clap uses the same.
+    Usage = 2,
+    /// No sidecar was reached.
+    Unreachable = 3,
+    /// `lessor ready`: not ready.
+    NotReady = 4,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Lends API keys: leases one from a shared pool, injects it, streams, releases it.
+#[derive(Debug, Parser)]
+#[command(name = "lessor", version, after_help = EXIT_CODES, after_long_help = format!("{EXAMPLES}\n{EXIT_CODES}"))]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Where and how.
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// Options of every command.
+#[derive(Debug, Default, Args)]
+pub struct Options {
+    /// Print JSON: the admin API's answers, or (`run`) the log.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// The sidecar to ask: http://HOST:PORT, or the path of its admin socket.
+    #[arg(long, global = true, value_name = "URL-or-socket", env = "LESSOR_ADMIN")]
+    admin: Option<String>,
+    /// The configuration file.
+    #[arg(long, global = true, value_name = "FILE", env = "LESSOR_CONFIG")]
+    #[arg(value_parser = clap::builder::OsStringValueParser::new())]
+    config: Option<OsString>,
+}
+
+impl Options {
+    /// The configuration file. An empty `LESSOR_CONFIG` names none.
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref().filter(|path| !path.is_empty()).map(Path::new)
+    }
+
+    fn admin(&self) -> Option<&str> {
+        self.admin.as_deref().map(str::trim).filter(|admin| !admin.is_empty())
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve until told to stop.
+    Run,
+    /// Look for mistakes in the configuration; serve nothing.
+    Check,
+    /// Print the version.
+    Version,
+    /// Something that a running sidecar is asked.
+    #[command(flatten)]
+    Ask(Ask),
+}
+
+/// What a running sidecar is asked.
+#[derive(Debug, Subcommand)]
+pub enum Ask {
+    /// Pools, keys, live leases, cooldowns and why.
+    Status,
+    /// List keys, check one with its provider, or switch one on or off.
+    #[command(subcommand)]
+    Keys(Keys),
+    /// List live leases, or revoke one.
+    #[command(subcommand)]
+    Leases(Leases),
+    /// Exit 0 when the sidecar is ready, 4 when it is not (for exec probes).
+    Ready,
+}
+
+/// `lessor keys …`.
+#[derive(Debug, Subcommand)]
+pub enum Keys {
+    /// List all keys.
+    List,
+    /// Ask the provider whether it takes this key.
+    Check {
+        /// The key.
+        #[arg(value_name = "PROVIDER/ID")]
+        key: KeyPath,
+    },
+    /// Lend it again; lifts `invalid` too.
+    Enable {
+        /// The key.
+        #[arg(value_name = "PROVIDER/ID")]
+        key: KeyPath,
+    },
+    /// Lend it no more; streams that have it run on.
+    Disable {
+        /// The key.
+        #[arg(value_name = "PROVIDER/ID")]
+        key: KeyPath,
+    },
+    /// Lift every cooldown of it.
+    Clear {
+        /// The key.
+        #[arg(value_name = "PROVIDER/ID")]
+        key: KeyPath,
+    },
+}
+
+/// `lessor leases …`.
+#[derive(Debug, Subcommand)]
+pub enum Leases {
+    /// List live leases.
+    List,
+    /// End a lease now; this cuts its stream.
+    Revoke {
+        /// The lease.
+        #[arg(value_name = "ID", value_parser = lease_id)]
+        id: LeaseId,
+    },
+}
+
+/// A key as the command line names it: `PROVIDER/ID`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyPath {
+    /// Whose key.
+    pub provider: ProviderName,
+    /// Its id.
+    pub id: KeyId,
+}
+
+impl std::str::FromStr for KeyPath {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (provider, id) =
+            text.split_once('/').ok_or("a key is named PROVIDER/ID, as `lessor keys list` does")?;
+        let provider = ProviderName::parse(provider).map_err(|cause| cause.to_string())?;
+        Ok(Self { provider, id: KeyId::parse(id).map_err(|cause| cause.to_string())? })
+    }
+}
+
+fn lease_id(text: &str) -> Result<LeaseId, String> {
+    text.parse().map(LeaseId).map_err(|_| "no lease id; `lessor leases list` shows them".into())
+}
+
+/// The command line, parsed. A mistake in it, `--help` and `--version` end the process here.
+pub fn parse() -> Cli {
+    Cli::parse()
+}
+
+/// `lessor version`.
+pub fn version(options: &Options) -> ExitCode {
+    let version = env!("CARGO_PKG_VERSION");
+    print(&if options.json {
+        format!("{}\n", serde_json::json!({ "version": version }))
+    } else {
+        format!("lessor {version}\n")
+    });
+    Exit::Ok.into()
+}
+
+/// Asks a running sidecar and prints its answer. `listen` reads `[listen]` from a configuration file;
+/// it is called only when nothing nearer says where the sidecar is.
+pub async fn client<F>(ask: Ask, options: &Options, listen: F) -> ExitCode
+where
+    F: FnOnce(&Path) -> Result<Listen, String>,
+{
+    let token = std::env::var("LESSOR_ADMIN_TOKEN").ok().filter(|token| !token.is_empty());
+    match reply(&ask, options, token.map(Secret::new), listen).await {
+        Ok(page) => {
+            if let Some(note) = page.note {
+                complain(&format!("note: {note}"));
+            }
+            print(&page.text);
+            page.exit.into()
+        }
+        Err(failure) => {
+            if let (true, Failure::Refused { json, .. }) = (options.json, &failure) {
+                print(&format!("{json}\n"));
+            }
+            complain(&format!("error: {failure}"));
+            failure.exit().into()
+        }
+    }
+}
+
+/// To stdout. A reader that has gone (`| head`) is no failure.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// To stderr.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// What is printed.
+#[derive(Debug)]
+struct Page {
+    text: String,
+    note: Option<String>,
+    exit: Exit,
+}
+
+/// Why nothing is.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    Usage(String),
+    #[error("no sidecar answers\n{}start one with `lessor run`, or say where it is: --admin URL-or-socket, \
+             LESSOR_ADMIN, or --config FILE", listed(.0))]
+    Unreachable(Vec<Tried>),
+    #[error("{message} ({code})")]
+    Refused { code: String, message: String, json: String },
+    #[error("{from} answered what this version of lessor cannot read: {cause}")]
+    Nonsense { from: String, cause: String },
+}
+
+impl Failure {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Usage(_) => Exit::Usage,
+            Self::Unreachable(_) => Exit::Unreachable,
+            Self::Refused { .. } | Self::Nonsense { .. } => Exit::Failed,
+        }
+    }
+}
+
+fn listed(tried: &[Tried]) -> String {
+    tried.iter().fold(String::new(), |mut lines, Tried { at, cause }| {
+        let _ = writeln!(lines, "  {at}: {cause}"); // writing to a `String` cannot fail
+        lines
+    })
+}
+
+async fn reply<F>(ask: &Ask, options: &Options, token: Option<Secret>, listen: F) -> Result<Page, Failure>
+where
+    F: FnOnce(&Path) -> Result<Listen, String>,
+{
+    let call = request(ask);
+    let doors = doors(options, listen)?;
+    let (door, note) = call::reach(doors, &call, token.is_some()).await.map_err(Failure::Unreachable)?;
+    let from = door.to_string();
+    let answer = door.ask(&call, token.as_ref()).await?;
+    let nonsense = |cause: String| Failure::Nonsense { from: from.clone(), cause };
+    let mut exit = Exit::Ok;
+    let not_ready = matches!(ask, Ask::Ready) && answer.status == StatusCode::SERVICE_UNAVAILABLE;
+    if not_ready {
+        exit = Exit::NotReady;
+    } else if !answer.status.is_success() {
+        return Err(refused(&answer, token.is_some()));
+    }
+    let shown = shown(ask, &answer, &mut exit).map_err(|cause| nonsense(cause.to_string()))?;
+    let text = if options.json {
+        let json: serde_json::Value = parsed(&answer).map_err(|cause| nonsense(cause.to_string()))?;
+        format!("{json:#}\n")
+    } else {
+        shown
+    };
+    Ok(Page { text, note, exit })
+}
+
+/// The call of the admin API that answers it.
+fn request(ask: &Ask) -> Call {
+    let (method, path) = match ask {
+        Ask::Status => (Method::GET, "/v1/status".into()),
+        Ask::Ready => (Method::GET, "/readyz".into()),
+        Ask::Keys(Keys::List) => (Method::GET, "/v1/keys".into()),
+        Ask::Keys(Keys::Check { key }) => (Method::POST, key_path(key, "check")),
+        Ask::Keys(Keys::Enable { key }) => (Method::POST, key_path(key, "enable")),
+        Ask::Keys(Keys::Disable { key }) => (Method::POST, key_path(key, "disable")),
+        Ask::Keys(Keys::Clear { key }) => (Method::POST, key_path(key, "clear")),
+        Ask::Leases(Leases::List) => (Method::GET, "/v1/leases".into()),
+        Ask::Leases(Leases::Revoke { id }) => (Method::DELETE, format!("/v1/leases/{id}")),
+    };
+    let server = if matches!(ask, Ask::Keys(Keys::Check { .. })) { admin::CHECK } else { admin::ANSWER };
+    // A little longer than the server's own bound, whose answer says more than ours.
+    Call { method, path, bound: server + Duration::from_secs(3) }
+}
+
+fn key_path(key: &KeyPath, verb: &str) -> String {
+    // Names need no encoding: the rule for names allows unreserved characters only.
+    format!("/v1/keys/{}/{}/{verb}", key.provider, key.id)
+}
+
+/// Where to look, in order. What was named is the only place; the rest is found by rule.
+fn doors<F>(options: &Options, listen: F) -> Result<Vec<Endpoint>, Failure>
+where
+    F: FnOnce(&Path) -> Result<Listen, String>,
+{
+    if let Some(admin) = options.admin() {
+        return Ok(vec![Endpoint::named(admin).map_err(Failure::Usage)?]);
+    }
+    let (proxies, tcp) = match options.config() {
+        Some(file) => {
+            let listen = listen(file).map_err(Failure::Usage)?;
+            (listen.proxy, listen.admin)
+        }
+        None => (vec![local(8321)], local(8322)),
+    };
+    let mut sockets: Vec<PathBuf> = proxies.iter().flat_map(socket_paths).collect();
+    if let Address::Unix(path, _) = &tcp {
+        sockets.push(path.clone());
+    }
+    let mut doors: Vec<_> = sockets.into_iter().map(|path| Endpoint::Unix { path, named: false }).collect();
+    if let Address::Tcp(at) = tcp {
+        let host = if at.ip().is_unspecified() { format!("127.0.0.1:{}", at.port()) } else { at.to_string() };
+        doors.push(Endpoint::Tcp { at: host, named: false });
+    }
+    Ok(doors)
+}
+
+fn local(port: u16) -> Address {
+    Address::Tcp((std::net::Ipv4Addr::LOCALHOST, port).into())
+}
+
+fn parsed<T: DeserializeOwned>(answer: &Answer) -> serde_json::Result<T> {
+    serde_json::from_slice(&answer.body)
+}
+
+fn list<T: DeserializeOwned>(answer: &Answer, name: &str) -> serde_json::Result<Vec<T>> {
+    let mut page: serde_json::Value = parsed(answer)?;
+    serde_json::from_value(page.get_mut(name).map(serde_json::Value::take).unwrap_or_default())
+}
+
+fn refused(answer: &Answer, token: bool) -> Failure {
+    #[derive(serde::Deserialize)]
+    struct Shape {
+        error: Error,
+    }
+    #[derive(serde::Deserialize)]
+    struct Error {
+        code: String,
+        message: String,
+    }
+    let json = String::from_utf8_lossy(&answer.body).into_owned();
+    let Ok(Shape { error: Error { code, message } }) = serde_json::from_str(&json) else {
+        let message = format!("HTTP {}; is this lessor's admin listener?", answer.status.as_u16());
+        return Failure::Refused { code: "not_lessor".into(), message, json };
+    };
+    let hint = match (answer.status, token) {
+        (StatusCode::UNAUTHORIZED, true) => "; LESSOR_ADMIN_TOKEN is not its token",
+        (StatusCode::UNAUTHORIZED, false) => "; set LESSOR_ADMIN_TOKEN",
+        _ => "",
+    };
+    let message = tables::plain(&format!("{message}{hint}"));
+    Failure::Refused { code: tables::plain(&code), message, json }
+}
+
+/// The answer for people; also decides how the command ends.
+fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<String> {
+    Ok(match ask {
+        Ask::Status => tables::status(&parsed::<Status>(answer)?, answer.now),
+        Ask::Keys(Keys::List) => tables::keys(&list::<KeyView>(answer, "keys")?, answer.now),
+        Ask::Leases(Leases::List) => tables::leases(&list::<LeaseView>(answer, "leases")?, answer.now),
+        Ask::Keys(Keys::Check { key }) => {
+            let found: CheckResult = parsed(answer)?;
+            if !found.ok {
+                *exit = Exit::Failed;
+            }
+            tables::check(key, &found)
+        }
+        Ask::Keys(Keys::Enable { .. } | Keys::Disable { .. } | Keys::Clear { .. }) => {
+            tables::keys(&[parsed::<KeyView>(answer)?], answer.now)
+        }
+        Ask::Leases(Leases::Revoke { id }) => format!("{id} revoked\n"),
+        Ask::Ready => tables::ready(&list::<String>(answer, "reasons")?),
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests;

@@ -1,0 +1,233 @@
+//! Answers for people: aligned columns, times from now, and why.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::KeyPath;
+use crate::control::admin::{CheckResult, PoolView, Status};
+use crate::store::{CooldownView, KeyView, LeaseView, StoreTime};
+
+/// Leases that `status` shows; the list shows all.
+const FEW: usize = 20;
+
+/// Without control characters: a provider's word must not move the cursor.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+pub(super) fn status(status: &Status, now: StoreTime) -> String {
+    let mut page = String::new();
+    let mut line = |label: &str, text: &str| {
+        let _ = writeln!(page, "{label:<9}{}", plain(text)); // writing to a `String` cannot fail
+    };
+    let up = duration(Duration::from_secs(status.uptime_seconds));
+    line("lessor", &format!("{}, up {up}, by {}", status.version, status.config));
+    line("ready", if status.ready { "yes" } else { "no" });
+    for reason in &status.reasons {
+        line("", reason);
+    }
+    line("store", &status.store);
+    for (at, proxy) in status.proxy.iter().enumerate() {
+        line(if at == 0 { "proxy" } else { "" }, proxy);
+    }
+    line("requests", &format!("{} hold a key, {} wait for one", status.live, status.waiting));
+    let few = &status.leases[..status.leases.len().min(FEW)];
+    page = format!("{page}\n{}\n{}\n{}", pools(&status.pools), keys(&status.keys, now), leases(few, now));
+    let more = status.leases.len() - few.len();
+    if more > 0 {
+        let _ = writeln!(page, "and {more} more: lessor leases list");
+    }
+    page
+}
+
+fn pools(pools: &[PoolView]) -> String {
+    let rows = pools.iter().map(|pool| {
+        let fallback: Vec<_> = pool.fallback.iter().map(ToString::to_string).collect();
+        vec![
+            format!("{}/{}", pool.provider, pool.pool),
+            pool.keys.to_string(),
+            pool.available.to_string(),
+            format!("{}/{}", pool.in_use, pool.max_concurrent_uses),
+            fallback.join(", "),
+        ]
+    });
+    table("pools", &["POOL", "KEYS", "AVAILABLE", "IN USE", "FALLBACK"], rows.collect())
+}
+
+pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
+    let mut rows = Vec::new();
+    for key in keys {
+        let mut why = why(key, now).into_iter();
+        rows.push(vec![
+            format!("{}/{}", key.provider, key.id),
+            key.pool.to_string(),
+            key.status.as_str().into(),
+            format!("{}/{}", key.in_use, key.max_concurrent_uses),
+            key.last_used_at_ms.map_or("never".into(), |at| ago(at, now)),
+            why.next().unwrap_or_default(),
+        ]);
+        for more in why {
+            let mut row = vec![String::new(); 5];
+            row.push(more);
+            rows.push(row);
+        }
+    }
+    table("keys", &["KEY", "POOL", "STATUS", "IN USE", "LAST USED", "WHY"], rows)
+}
+
+/// Why a key is not lent, and until when, one line a cause.
+fn why(key: &KeyView, now: StoreTime) -> Vec<String> {
+    let end = key.cooldown_until_ms.map(|until| ends(until, now));
+    let own: Vec<_> = key.reason.iter().map(|reason| plain(reason)).chain(end).collect();
+    let own = (!own.is_empty()).then(|| own.join(", "));
+    own.into_iter().chain(key.cooldowns.iter().map(|cooldown| scoped(cooldown, now))).collect()
+}
+
+fn scoped(cooldown: &CooldownView, now: StoreTime) -> String {
+    let status = cooldown.status.map(|status| status.to_string());
+    let evidence: Vec<_> = status.as_deref().into_iter().chain(cooldown.code.as_deref()).collect();
+    let evidence = if evidence.is_empty() { String::new() } else { format!(" ({})", evidence.join(" ")) };
+    plain(&format!("{}: {}{evidence}, {}", cooldown.subject, cooldown.reason, ends(cooldown.until_ms, now)))
+}
+
+pub(super) fn leases(leases: &[LeaseView], now: StoreTime) -> String {
+    let rows = leases.iter().map(|lease| {
+        let end = match (lease.revoked, lease.expires_at_ms) {
+            (true, _) => "revoked".into(),
+            (false, Some(at)) => format!("in {}", duration(at.since(now))),
+            (false, None) => "with its request".into(),
+        };
+        vec![
+            lease.id.to_string(),
+            format!("{}/{}", lease.provider, lease.key_id),
+            lease.pool.to_string(),
+            lease.app.to_string(),
+            end,
+            plain(&lease.owner.0),
+        ]
+    });
+    table("live leases", &["LEASE", "KEY", "POOL", "APP", "ENDS", "OWNER"], rows.collect())
+}
+
+pub(super) fn check(key: &KeyPath, found: &CheckResult) -> String {
+    let word = if found.ok { "good" } else { "not good" };
+    let status = found.status.map(|status| format!(", HTTP {status}")).unwrap_or_default();
+    plain(&format!("{}/{} is {word}: {} ({}{status})", key.provider, key.id, found.message, found.class))
+        + "\n"
+}
+
+pub(super) fn ready(reasons: &[String]) -> String {
+    if reasons.is_empty() {
+        return "ready\n".into();
+    }
+    let lines: Vec<_> = reasons.iter().map(|reason| format!("  {}\n", plain(reason))).collect();
+    format!("not ready\n{}", lines.concat())
+}
+
+/// Columns as wide as their widest cell, two spaces apart; no space at a line's end.
+fn table(what: &str, head: &[&str], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() {
+        return format!("no {what}\n");
+    }
+    let head = head.iter().map(ToString::to_string).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..rows[0].len()).map(width).collect();
+    let mut page = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        let _ = writeln!(page, "{}", line.trim_end());
+    }
+    page
+}
+
+fn ends(until: StoreTime, now: StoreTime) -> String {
+    const YEAR: Duration = Duration::from_hours(24 * 365);
+    match until.since(now) {
+        Duration::ZERO => "over: heals at its next use".into(),
+        left if left > YEAR => "until lifted by hand".into(),
+        left => format!("ends in {}", duration(left)),
+    }
+}
+
+fn ago(at: StoreTime, now: StoreTime) -> String {
+    match now.since(at) {
+        short if short < Duration::from_secs(1) => "now".into(),
+        past => format!("{} ago", duration(past)),
+    }
+}
+
+/// The two largest units; what is begun counts as whole, so that a wait is never shown as nothing.
+fn duration(time: Duration) -> String {
+    let all = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    let (days, hours, minutes, seconds) = (all / 86_400, all / 3600 % 24, all / 60 % 60, all % 60);
+    let units = [(days, 'd'), (hours, 'h'), (minutes, 'm'), (seconds, 's')];
+    let first = units.iter().position(|(count, _)| *count > 0).unwrap_or(3);
+    let shown =
+        units[first..].iter().take(2).filter(|(count, unit)| *count > 0 || (all == 0 && *unit == 's'));
+    shown.map(|(count, unit)| format!("{count}{unit}")).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use super::*;
+    use crate::model::{KeyId, KeyStatus, PoolName, ProviderName};
+
+    #[test]
+    fn a_time_is_shown_by_its_two_largest_units() {
+        for (ms, shown) in [
+            (0, "0s"),
+            (1, "1s"),
+            (42_000, "42s"),
+            (60_000, "1m"),
+            (190_000, "3m 10s"),
+            (3_600_000, "1h"),
+            (3_605_000, "1h"),
+            (90_000_000, "1d 1h"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(ms)), shown, "{ms}");
+        }
+        assert_eq!(ends(StoreTime::NEVER, StoreTime(5)), "until lifted by hand");
+        assert_eq!(ends(StoreTime(5), StoreTime(5)), "over: heals at its next use");
+    }
+
+    #[test]
+    fn a_key_that_rests_says_why_and_until_when_and_cannot_move_the_cursor() {
+        let key = KeyView {
+            id: KeyId::parse("openai-a").unwrap(),
+            provider: ProviderName::parse("openai").unwrap(),
+            pool: PoolName::default_pool(),
+            group: None,
+            status: KeyStatus::RateLimited,
+            reason: Some("rate".into()),
+            cooldown_until_ms: Some(StoreTime(42_000)),
+            in_use: 3,
+            max_concurrent_uses: 8,
+            last_used_at_ms: None,
+            cooldowns: vec![CooldownView {
+                subject: "openai-a|gpt-4o".into(),
+                reason: "rate".into(),
+                since_ms: StoreTime(0),
+                until_ms: StoreTime(190_000),
+                status: Some(429),
+                code: Some("evil\u{1b}[2J".into()),
+            }],
+        };
+        let expected = "\
+KEY              POOL     STATUS        IN USE  LAST USED  WHY
+openai/openai-a  default  rate_limited  3/8     never      rate, ends in 42s
+                                                           openai-a|gpt-4o: rate (429 evil?[2J), ends in 3m 10s
+";
+        assert_eq!(keys(&[key], StoreTime(0)), expected);
+    }
+
+    #[test]
+    fn an_empty_list_says_that_it_is_empty() {
+        assert_eq!(keys(&[], StoreTime(0)), "no keys\n");
+        assert_eq!(leases(&[], StoreTime(0)), "no live leases\n");
+    }
+}

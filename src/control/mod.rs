@@ -1,0 +1,8 @@
+//! Beside the walk: what people, probes and scrapers ask of a running sidecar, and how they ask.
+//!
+//! Nothing here touches a request on its way to a provider. [`admin`] answers, [`cli`] asks, and
+//! [`banner`] says at the start what is served.
+
+pub mod admin;
+pub mod banner;
+pub mod cli;

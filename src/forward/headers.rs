@@ -1,0 +1,118 @@
+//! Hop-by-hop headers: taken out on both sides (RFC 9110, section 7.6.1). hyper's HTTP/1 path takes
+//! out none.
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+
+/// Takes out what `Connection` lists. Framing and `Host` are not a client's to remove by this: hyper
+/// writes them anew, and without the length a body would go out in another framing than it came.
+fn strip_listed(headers: &mut HeaderMap) {
+    let listed: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| *name != CONTENT_LENGTH && *name != HOST)
+        .collect();
+    for name in listed {
+        headers.remove(name);
+    }
+}
+
+/// A request's headers as they go on. `TE: trailers` alone survives, since it is the only way to ask
+/// the provider for trailers.
+pub fn strip_request(headers: &mut HeaderMap) {
+    let wants_trailers = headers.get_all(TE).iter().any(|value| {
+        value
+            .to_str()
+            .unwrap_or_default()
+            .split(',')
+            .any(|token| token.trim().eq_ignore_ascii_case("trailers"))
+    });
+    strip_listed(headers);
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHORIZATION,
+        PROXY_AUTHENTICATE,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        HTTP2_SETTINGS,
+        EXPECT,
+        HOST,
+    ] {
+        headers.remove(name);
+    }
+    if wants_trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// An answer's headers as they go on; `Trailer` stays, it is end to end. Where the head carried a transfer coding, a length beside it is
+/// false and goes too.
+pub fn strip_response(headers: &mut HeaderMap) {
+    let coded = headers.contains_key(TRANSFER_ENCODING);
+    strip_listed(headers);
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+    if coded {
+        headers.remove(CONTENT_LENGTH);
+    }
+}
+
+/// Whether an answer's body is coded in a way that was lost when it was decoded as chunked.
+pub fn has_foreign_coding(headers: &HeaderMap) -> bool {
+    headers.get_all(TRANSFER_ENCODING).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"chunked"))
+        || headers.get_all(TRANSFER_ENCODING).iter().count() > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v))).collect()
+    }
+
+    #[test]
+    fn what_connection_lists_goes_and_framing_stays() {
+        let mut headers = map(&[
+            ("connection", "close, x-secret"),
+            ("connection", "content-length"),
+            ("x-secret", "1"),
+            ("content-length", "5"),
+            ("te", "gzip, trailers"),
+            ("proxy-connection", "keep-alive"),
+            ("accept", "*/*"),
+        ]);
+        strip_request(&mut headers);
+        assert_eq!(headers, map(&[("content-length", "5"), ("accept", "*/*"), ("te", "trailers")]));
+    }
+
+    #[test]
+    fn a_length_beside_a_transfer_coding_is_dropped_from_an_answer() {
+        let mut headers = map(&[("content-length", "100"), ("transfer-encoding", "chunked"), ("x", "1")]);
+        strip_response(&mut headers);
+        assert_eq!(headers, map(&[("x", "1")]));
+    }
+}

@@ -1,0 +1,187 @@
+//! An answer's body on its way to the client, holding what must be held until its last byte.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+
+/// How an answer's body ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Its last byte was handed to the client's connection.
+    Complete,
+    /// The client left.
+    ClientGone,
+    /// The provider broke it off.
+    UpstreamBroke,
+    /// The provider sent nothing for `timeouts.idle`.
+    Idle,
+    /// The guard said that it must end (its lease was lost).
+    Cut,
+}
+
+/// What a body holds while it streams. Dropped with the body, whatever ends it.
+pub trait Guard: Send + Unpin + 'static {
+    /// Ready when the body must be cut now. Asked before every chunk, so it must be cheap.
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    /// Called once, at the body's end.
+    fn ended(&mut self, how: Ending);
+}
+
+/// Why a body was broken off; the client sees a broken stream, never a clean end.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// The provider's side.
+    #[error("the provider broke off its answer")]
+    Upstream(#[source] hyper::Error),
+    /// Nothing came for too long.
+    #[error("the provider sent nothing for {0:?} (timeouts.idle)")]
+    Idle(Duration),
+    /// The lease was lost.
+    #[error("the lease of this stream was lost")]
+    Cut,
+}
+
+/// The body. First what was read ahead of it, then the rest as it comes, chunk by chunk.
+pub struct Held<G: Guard> {
+    ahead: Option<Bytes>,
+    inner: Option<Incoming>,
+    guard: Option<G>,
+    idle: Duration,
+    last: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<G: Guard> Held<G> {
+    /// `ahead` was read off `inner` already. `inner` is `None` where it ended there.
+    pub fn new(ahead: Option<Bytes>, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
+        let mut held = Self {
+            ahead: ahead.filter(|ahead| !ahead.is_empty()),
+            inner,
+            guard: Some(guard),
+            idle,
+            last: Instant::now(),
+            timer: None,
+        };
+        if held.is_over() {
+            held.end(Ending::Complete);
+        }
+        held
+    }
+
+    fn is_over(&self) -> bool {
+        self.ahead.is_none() && self.inner.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn end(&mut self, how: Ending) {
+        if let Some(mut guard) = self.guard.take() {
+            guard.ended(how);
+        }
+        if how != Ending::Complete {
+            // Dropping it cancels the provider's side at once.
+            self.inner = None;
+        }
+    }
+
+    /// Waits no longer than `idle` since the last chunk; one timer, re-armed only when it fires.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (last, idle) = (self.last, self.idle);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(last + idle)));
+        loop {
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let due = last + idle;
+            if due <= Instant::now() {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(due);
+        }
+    }
+}
+
+impl<G: Guard> Body for Held<G> {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let this = &mut *self;
+        if let Some(guard) = &mut this.guard
+            && guard.poll_cut(cx).is_ready()
+        {
+            this.end(Ending::Cut);
+            return Poll::Ready(Some(Err(Broken::Cut)));
+        }
+        if let Some(ahead) = this.ahead.take() {
+            if this.is_over() {
+                this.end(Ending::Complete);
+            }
+            return Poll::Ready(Some(Ok(Frame::data(ahead))));
+        }
+        let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
+        match Pin::new(inner).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.last = Instant::now();
+                if this.is_over() {
+                    this.end(Ending::Complete);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                this.end(Ending::UpstreamBroke);
+                Poll::Ready(Some(Err(Broken::Upstream(error))))
+            }
+            Poll::Ready(None) => {
+                this.end(Ending::Complete);
+                Poll::Ready(None)
+            }
+            Poll::Pending => {
+                if this.poll_idle(cx).is_ready() {
+                    this.end(Ending::Idle);
+                    return Poll::Ready(Some(Err(Broken::Idle(this.idle))));
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        // A guard that is still held has something to say first.
+        self.guard.is_none() && self.is_over()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.inner.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
+        match &self.ahead {
+            None => rest,
+            Some(ahead) => {
+                let mut hint = SizeHint::new();
+                hint.set_lower(rest.lower() + ahead.len() as u64);
+                if let Some(upper) = rest.upper() {
+                    hint.set_upper(upper + ahead.len() as u64);
+                }
+                hint
+            }
+        }
+    }
+}
+
+impl<G: Guard> Drop for Held<G> {
+    fn drop(&mut self) {
+        let how = if self.is_over() { Ending::Complete } else { Ending::ClientGone };
+        self.end(how);
+    }
+}
+
+impl<G: Guard> std::fmt::Debug for Held<G> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,260 @@
+//! The way to the provider. Bodies stream both ways and are never collected; every chunk goes on as it
+//! comes. TLS is always verified; redirects are passed on, never followed; HTTP/1.1 upstream, so that
+//! one connection carries one request and an abort is exact.
+//!
+//! Dropping a send at any await closes its connection; a connection whose answer was read whole is
+//! kept for the next request.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{HeaderValue, Request, Response, StatusCode, Uri};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tower_service::Service as _;
+
+use crate::config::{Provider, Timeouts};
+use crate::model::ProviderName;
+
+pub mod dial;
+pub mod headers;
+pub mod held;
+pub mod replay;
+pub mod tls;
+pub mod tunnel;
+
+use dial::{Bounded, BoxError, ConnectTimeout, Denied, Dialer, NotAllowed, Reach, caused_by};
+use replay::{Replay, ReplayBody};
+
+/// How long an idle connection to a provider is kept: below what providers' balancers keep, since a
+/// POST on a connection that is just being closed fails and may not be repeated.
+const POOL_IDLE: Duration = Duration::from_secs(30);
+
+/// Idle connections kept per provider host.
+const POOL_SIZE: usize = 256;
+
+/// The largest head of an answer.
+const MAX_ANSWER_HEAD: usize = 256 * 1024;
+
+/// Why no answer came.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// Nothing was sent: no connection could be made.
+    #[error("could not connect to {host}")]
+    Connect {
+        /// The host.
+        host: String,
+        /// Why.
+        #[source]
+        cause: BoxError,
+    },
+    /// The address may not be reached.
+    #[error("{0}")]
+    Denied(NotAllowed),
+    /// Connecting took too long.
+    #[error("could not connect to {host} within {after:?} (timeouts.connect)")]
+    ConnectTimeout {
+        /// The host.
+        host: String,
+        /// The bound.
+        after: Duration,
+    },
+    /// The connection broke before the answer's head.
+    #[error("{host} broke off before it answered")]
+    Broken {
+        /// The host.
+        host: String,
+        /// Why.
+        #[source]
+        cause: BoxError,
+    },
+    /// No head in time.
+    #[error("{host} did not answer within {after:?} (timeouts.first_byte)")]
+    Timeout {
+        /// The host.
+        host: String,
+        /// The bound.
+        after: Duration,
+    },
+    /// The answer cannot be passed on.
+    #[error("{host} answered what cannot be passed on: {what}")]
+    Unusable {
+        /// The host.
+        host: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The client's own body broke off or paused too long.
+    #[error("{0}")]
+    Body(replay::BodyFault),
+}
+
+impl SendError {
+    /// Nothing reached the provider.
+    pub fn nothing_sent(&self) -> bool {
+        matches!(self, Self::Connect { .. } | Self::ConnectTimeout { .. })
+    }
+
+    /// Sending again cannot do twice what was meant once, and may help.
+    pub fn may_repeat(&self, method: &http::Method) -> bool {
+        let of_this_request = matches!(self, Self::Body(_) | Self::Denied(_) | Self::Unusable { .. });
+        !of_this_request && (self.nothing_sent() || method.is_idempotent())
+    }
+}
+
+type Https = Bounded<HttpsConnector<Dialer>>;
+
+/// Clients, one a provider, and one for all other hosts.
+pub struct Upstreams {
+    providers: HashMap<ProviderName, Client<Https, ReplayBody>>,
+    others: Client<Bounded<Dialer>, ReplayBody>,
+    tunnels: Dialer,
+    timeouts: Timeouts,
+}
+
+impl std::fmt::Debug for Upstreams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upstreams").field("providers", &self.providers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Upstreams {
+    /// Reads trust and prepares a client for each provider. Dials nothing.
+    pub fn new<'a>(
+        providers: impl Iterator<Item = &'a Arc<Provider>>,
+        timeouts: Timeouts,
+        denied: Denied,
+    ) -> Result<Self, tls::TrustError> {
+        let roots = tls::system_roots();
+        let mut clients = HashMap::new();
+        for provider in providers {
+            let tls = tls::client_config(&roots, provider.ca_file.as_deref())?;
+            let https = HttpsConnectorBuilder::new()
+                .with_tls_config(tls)
+                .https_or_http()
+                .enable_http1()
+                .wrap_connector(Dialer::new(Reach::Configured, timeouts.connect));
+            clients.insert(provider.name.clone(), builder().build(Bounded::new(https, timeouts.connect)));
+        }
+        let tunnels = Dialer::new(Reach::Named(Arc::new(denied)), timeouts.connect);
+        let others = builder().build(Bounded::new(tunnels.clone(), timeouts.connect));
+        Ok(Self { providers: clients, others, tunnels, timeouts })
+    }
+
+    /// Sends to a provider and waits for the answer's head, up to `timeouts.first_byte` after the last
+    /// byte of the body went out.
+    pub async fn send(
+        &self,
+        provider: &ProviderName,
+        request: Request<()>,
+        body: &Replay,
+    ) -> Result<Response<Incoming>, SendError> {
+        let host = host_of(request.uri());
+        match self.providers.get(provider) {
+            Some(client) => self.answer(client.request(with_body(request, body)), host, body).await,
+            None => Err(SendError::Unusable { host, what: "the provider is not served" }),
+        }
+    }
+
+    /// The same to a host that is no provider's.
+    pub async fn pass(&self, request: Request<()>, body: &Replay) -> Result<Response<Incoming>, SendError> {
+        let host = host_of(request.uri());
+        self.answer(self.others.request(with_body(request, body)), host, body).await
+    }
+
+    async fn answer(
+        &self,
+        sending: hyper_util::client::legacy::ResponseFuture,
+        host: String,
+        body: &Replay,
+    ) -> Result<Response<Incoming>, SendError> {
+        let bound = self.timeouts.first_byte;
+        tokio::pin!(sending);
+        let mut wait = bound;
+        let answer = loop {
+            match tokio::time::timeout(wait, &mut sending).await {
+                Ok(answer) => break answer,
+                // An upload that is still moving is not a provider that is silent.
+                Err(_) => match bound.checked_sub(body.quiet_for()).filter(|left| !left.is_zero()) {
+                    Some(left) => wait = left,
+                    None => return Err(SendError::Timeout { host, after: bound }),
+                },
+            }
+        };
+        let mut answer = answer.map_err(|error| self.classify(error, host.clone(), body))?;
+        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(SendError::Unusable { host, what: "an upgrade that was not asked for" });
+        }
+        if headers::has_foreign_coding(answer.headers()) {
+            return Err(SendError::Unusable { host, what: "a transfer coding other than chunked" });
+        }
+        headers::strip_response(answer.headers_mut());
+        Ok(answer)
+    }
+
+    fn classify(&self, error: hyper_util::client::legacy::Error, host: String, body: &Replay) -> SendError {
+        if let Some(fault) = body.fault() {
+            return SendError::Body(fault);
+        }
+        if let Some(denied) = caused_by::<NotAllowed>(&error) {
+            return SendError::Denied(*denied);
+        }
+        if caused_by::<ConnectTimeout>(&error).is_some() {
+            return SendError::ConnectTimeout { host, after: self.timeouts.connect };
+        }
+        if error.is_connect() {
+            return SendError::Connect { host, cause: error.into() };
+        }
+        SendError::Broken { host, cause: error.into() }
+    }
+
+    /// Opens a blind tunnel.
+    pub async fn dial(&self, host: &str, port: u16) -> Result<TokioIo<TcpStream>, SendError> {
+        let authority =
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let uri = Uri::builder().scheme("http").authority(authority).path_and_query("/").build();
+        let uri = uri.map_err(|error| SendError::Connect { host: host.to_owned(), cause: error.into() })?;
+        let mut dialer = self.tunnels.clone();
+        let after = self.timeouts.connect;
+        match tokio::time::timeout(after, dialer.call(uri)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => match caused_by::<NotAllowed>(&*error) {
+                Some(denied) => Err(SendError::Denied(*denied)),
+                None => Err(SendError::Connect { host: host.to_owned(), cause: error }),
+            },
+            Err(_) => Err(SendError::ConnectTimeout { host: host.to_owned(), after }),
+        }
+    }
+}
+
+fn builder() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(POOL_IDLE)
+        .pool_max_idle_per_host(POOL_SIZE)
+        .http1_max_buf_size(MAX_ANSWER_HEAD);
+    builder
+}
+
+fn host_of(uri: &Uri) -> String {
+    uri.authority().map_or_else(String::new, |authority| authority.as_str().to_owned())
+}
+
+/// The request with its body, and with framing said where hyper would otherwise drop a body in silence
+/// (a GET whose length is not known).
+fn with_body(mut request: Request<()>, body: &Replay) -> Request<ReplayBody> {
+    let body = body.body();
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        request.headers_mut().remove(CONTENT_LENGTH);
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+    request.map(|()| body)
+}

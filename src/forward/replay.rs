@@ -1,0 +1,300 @@
+//! A request body that streams to the provider and is kept, within bounds, so that it can be sent again.
+//!
+//! The body is read from the client in one place only. What was read is kept until a bound is passed
+//! (this body's, or that of all bodies together); from then on it only streams, and cannot be repeated.
+//! Memory: at most `max_body` a request, `max_total` together.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+
+/// Bytes kept by all requests together.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    used: Arc<AtomicUsize>,
+    max: usize,
+}
+
+impl Budget {
+    /// At most `max` bytes.
+    pub fn new(max: usize) -> Self {
+        Self { used: Arc::default(), max }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let took = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|sum| *sum <= self.max)
+        });
+        took.is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why a request body ended before its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BodyFault {
+    /// The client's framing is broken, or it left.
+    #[error("the client's body broke off or is malformed")]
+    Broken,
+    /// Nothing came for `timeouts.body_idle`.
+    #[error("the client sent nothing more of its body in time")]
+    Idle,
+}
+
+/// A request's body, to be sent once or several times.
+#[derive(Debug)]
+pub struct Replay(Option<Arc<Mutex<Source>>>);
+
+#[derive(Debug)]
+struct Source {
+    incoming: Incoming,
+    chunks: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+    kept: usize,
+    max: usize,
+    budget: Budget,
+    /// Everything read so far is in `chunks`.
+    keeping: bool,
+    ended: bool,
+    fault: Option<BodyFault>,
+    hint: SizeHint,
+    idle: Duration,
+    /// Runs while the client is waited for.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// When the last chunk came, or the end.
+    progress: Instant,
+}
+
+impl Replay {
+    /// A body that is kept up to `max` bytes, within `budget`, and may pause for `idle`.
+    pub fn new(incoming: Incoming, max: usize, budget: &Budget, idle: Duration) -> Self {
+        if incoming.is_end_stream() {
+            return Self(None);
+        }
+        let hint = incoming.size_hint();
+        // A body known to be too large is not kept at all: half of one is of no use.
+        let keeping = hint.lower() <= u64::try_from(max).unwrap_or(u64::MAX);
+        Self(Some(Arc::new(Mutex::new(Source {
+            incoming,
+            chunks: VecDeque::new(),
+            trailers: None,
+            kept: 0,
+            max,
+            budget: budget.clone(),
+            keeping,
+            ended: false,
+            fault: None,
+            hint,
+            idle,
+            timer: None,
+            progress: Instant::now(),
+        }))))
+    }
+
+    /// No body at all.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    fn source(&self) -> Option<MutexGuard<'_, Source>> {
+        // A panic while the lock was held leaves at worst a body that ends in an error.
+        self.0.as_ref().map(|source| source.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether the client announced a body.
+    pub fn has_body(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether the whole body is at hand, so that it can be sent again.
+    pub fn is_whole(&self) -> bool {
+        self.source().is_none_or(|source| source.ended && source.keeping && source.fault.is_none())
+    }
+
+    /// Whether more of the body may be read ahead into the buffer.
+    pub fn may_read_ahead(&self) -> bool {
+        self.source().is_some_and(|source| !source.ended && source.keeping && source.fault.is_none())
+    }
+
+    /// Why the body broke off, if it did.
+    pub fn fault(&self) -> Option<BodyFault> {
+        self.source().and_then(|source| source.fault)
+    }
+
+    /// How long ago something last came from the client, or its body ended.
+    pub fn quiet_for(&self) -> Duration {
+        self.source().map_or(Duration::MAX, |source| source.progress.elapsed())
+    }
+
+    /// Reads ahead into the buffer until `enough` says so (it sees every chunk once, from the first), the
+    /// body ends, or it cannot be kept. `true` when it ended whole. Cancel safe: what was read is kept.
+    pub async fn read_ahead(&self, mut enough: impl FnMut(&[u8]) -> bool) -> Result<bool, BodyFault> {
+        let mut next = 0;
+        std::future::poll_fn(|cx| {
+            let Some(mut source) = self.source() else { return Poll::Ready(Ok(true)) };
+            loop {
+                while let Some(chunk) = source.chunks.get(next) {
+                    next += 1;
+                    if enough(chunk) {
+                        return Poll::Ready(Ok(false));
+                    }
+                }
+                if let Some(fault) = source.fault {
+                    return Poll::Ready(Err(fault));
+                }
+                if source.ended || !source.keeping {
+                    return Poll::Ready(Ok(source.ended && source.keeping));
+                }
+                if source.poll_more(cx).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
+    }
+
+    /// The body from its start. One that is read beyond what is kept can be had once only.
+    pub fn body(&self) -> ReplayBody {
+        let hint = self.source().map_or_else(|| SizeHint::with_exact(0), |source| source.hint);
+        ReplayBody { source: self.0.clone(), next: 0, hint, done: false }
+    }
+}
+
+impl Source {
+    /// Waits for one more frame of the client's and takes it in. Ready without a chunk at the end, on a
+    /// fault, or when the frame is only to be streamed (then it is the last of `chunks`).
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match Pin::new(&mut self.incoming).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.progress = Instant::now();
+                self.timer = None;
+                match frame.into_data() {
+                    Ok(data) => self.take_in(data),
+                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                }
+                self.ended |= self.incoming.is_end_stream();
+                Poll::Ready(())
+            }
+            Poll::Ready(Some(Err(_))) => {
+                self.fault = Some(BodyFault::Broken);
+                Poll::Ready(())
+            }
+            Poll::Ready(None) => {
+                self.ended = true;
+                self.progress = Instant::now();
+                Poll::Ready(())
+            }
+            Poll::Pending => {
+                let idle = self.idle;
+                let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
+                if timer.as_mut().poll(cx).is_ready() {
+                    self.fault = Some(BodyFault::Idle);
+                    return Poll::Ready(());
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    fn take_in(&mut self, data: Bytes) {
+        if self.keeping {
+            let fits = self.kept + data.len() <= self.max && self.budget.take(data.len());
+            if fits {
+                self.kept += data.len();
+            } else {
+                self.stop_keeping();
+            }
+        }
+        self.chunks.push_back(data);
+    }
+
+    fn stop_keeping(&mut self) {
+        self.keeping = false;
+        self.budget.give_back(std::mem::take(&mut self.kept));
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.budget.give_back(self.kept);
+    }
+}
+
+/// One sending of a [`Replay`].
+#[derive(Debug)]
+pub struct ReplayBody {
+    source: Option<Arc<Mutex<Source>>>,
+    next: usize,
+    hint: SizeHint,
+    done: bool,
+}
+
+impl ReplayBody {
+    /// No body at all.
+    pub fn empty() -> Self {
+        Self { source: None, next: 0, hint: SizeHint::with_exact(0), done: true }
+    }
+}
+
+impl Body for ReplayBody {
+    type Data = Bytes;
+    type Error = BodyFault;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
+        let this = &mut *self;
+        let Some(source) = &this.source else { return Poll::Ready(None) };
+        let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if !source.keeping {
+                // It cannot be sent again: what has been sent goes, and each chunk as it is.
+                source.chunks.drain(..this.next);
+                this.next = 0;
+                if let Some(chunk) = source.chunks.pop_front() {
+                    return Poll::Ready(Some(Ok(Frame::data(chunk))));
+                }
+            } else if let Some(chunk) = source.chunks.get(this.next) {
+                this.next += 1;
+                return Poll::Ready(Some(Ok(Frame::data(chunk.clone()))));
+            }
+            if let Some(fault) = source.fault {
+                return Poll::Ready(Some(Err(fault)));
+            }
+            if source.ended {
+                let trailers =
+                    if std::mem::replace(&mut this.done, true) { None } else { source.trailers.clone() };
+                return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
+            }
+            if source.poll_more(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let Some(source) = &self.source else { return true };
+        let source = source.lock().unwrap_or_else(PoisonError::into_inner);
+        source.ended
+            && source.fault.is_none()
+            && self.next >= source.chunks.len()
+            && (self.done || source.trailers.is_none())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.hint
+    }
+}

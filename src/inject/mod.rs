@@ -1,0 +1,156 @@
+//! Out with every credential the caller sent, in with the leased one.
+//!
+//! Runs last, after hop-by-hop processing: else `Connection: authorization` would remove the key that
+//! was just put in. Exactly one credential leaves; if that cannot be done, the request is refused and
+//! never sent bare.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use zeroize::Zeroizing;
+
+use crate::config::{Injection, Place, Provider, catalogue};
+use crate::model::{Code, Fault, Secret};
+
+/// Headers that steer lessor start so, and are never forwarded.
+const OWN_PREFIX: &str = "x-lessor-";
+
+/// Removes `X-Lessor-*` and every credential header any provider knows, save those in `keep`.
+pub fn strip_headers(headers: &mut HeaderMap, keep: &[String]) {
+    strip_own(headers);
+    for name in catalogue::credential_headers() {
+        if !keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str())) {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Removes `X-Lessor-*`.
+pub fn strip_own(headers: &mut HeaderMap) {
+    let own: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with(OWN_PREFIX)).cloned().collect();
+    for name in own {
+        headers.remove(name);
+    }
+}
+
+/// Masks `secret`, at equal length, wherever an answer's header values carry it: some providers, and
+/// what stands between, echo what they were sent.
+pub fn mask(headers: &mut HeaderMap, secret: &Secret) {
+    let secret = secret.expose().as_bytes();
+    for value in headers.values_mut() {
+        if secret.is_empty() || memchr::memmem::find(value.as_bytes(), secret).is_none() {
+            continue;
+        }
+        let mut masked = Zeroizing::new(value.as_bytes().to_vec());
+        while let Some(at) = memchr::memmem::find(&masked, secret) {
+            masked[at..at + secret.len()].fill(b'*');
+        }
+        *value = HeaderValue::from_bytes(&masked).unwrap_or_else(|_| HeaderValue::from_static("*"));
+    }
+}
+
+/// A query without credentials; borrowed, byte for byte, where it has none.
+fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str> {
+    if !query.split('&').any(&is_credential) {
+        return Cow::Borrowed(query);
+    }
+    let kept: Vec<&str> = query.split('&').filter(|pair| !is_credential(pair)).collect();
+    Cow::Owned(kept.join("&"))
+}
+
+/// Puts `secret` into a request for `path` (provider-relative), whose headers were stripped before.
+/// Gives the target to send to. `is_credential` tells a query's raw pair that must go.
+pub fn put(
+    provider: &Provider,
+    path: &str,
+    secret: &Secret,
+    target: &Uri,
+    headers: &mut HeaderMap,
+    is_credential: impl Fn(&str) -> bool,
+) -> Result<Uri, Fault> {
+    let place = &injection_for(provider, path)?.place;
+    let stripped = target.query().map(|query| strip_query(query, is_credential));
+    match place {
+        Place::Header { name, before, after } => {
+            let text = Zeroizing::new(format!("{before}{}{after}", secret.expose()));
+            let mut value = HeaderValue::from_str(&text)
+                .map_err(|_| refused("the key has characters that cannot stand in a header"))?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+            match stripped {
+                Some(Cow::Owned(query)) => with_query(target, Some(&query).filter(|query| !query.is_empty())),
+                _ => Ok(target.clone()),
+            }
+        }
+        Place::Query { name } => {
+            let mut query = Zeroizing::new(stripped.map_or_else(String::new, Cow::into_owned));
+            if !query.is_empty() {
+                query.push('&');
+            }
+            query.push_str(name);
+            query.push('=');
+            percent_encode(secret.expose(), &mut query);
+            with_query(target, Some(&query))
+        }
+    }
+}
+
+fn injection_for<'a>(provider: &'a Provider, path: &str) -> Result<&'a Injection, Fault> {
+    let fits =
+        |each: &&Injection| each.path_prefix.as_ref().is_none_or(|prefix| path.starts_with(prefix.as_str()));
+    provider
+        .inject
+        .iter()
+        .find(fits)
+        .ok_or_else(|| refused("the provider's `inject` has no entry for this path"))
+}
+
+fn refused(why: &str) -> Fault {
+    Fault::new(Code::KeyUnavailable, format!("the key could not be put in, so nothing was sent: {why}"))
+}
+
+fn with_query(target: &Uri, query: Option<&String>) -> Result<Uri, Fault> {
+    let text = match query {
+        Some(query) => Zeroizing::new(format!("{}?{query}", target.path())),
+        None => Zeroizing::new(target.path().to_owned()),
+    };
+    let mut parts = target.clone().into_parts();
+    parts.path_and_query =
+        Some(PathAndQuery::try_from(text.as_str()).map_err(|_| refused("the target would be malformed"))?);
+    Uri::from_parts(parts).map_err(|_| refused("the target would be malformed"))
+}
+
+/// RFC 3986: everything but the unreserved characters.
+fn percent_encode(text: &str, to: &mut String) {
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            to.push(char::from(byte));
+        } else {
+            // Writing to a `String` cannot fail.
+            let _ = write!(to, "%{byte:02X}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_without_credentials_goes_through_byte_for_byte() {
+        let is_key = |pair: &str| pair.starts_with("key=");
+        assert!(matches!(strip_query("a=%7E&&b=+", is_key), Cow::Borrowed("a=%7E&&b=+")));
+        assert_eq!(strip_query("a=1&key=x&b=2", is_key), "a=1&b=2");
+        assert_eq!(strip_query("key=x", is_key), "");
+    }
+
+    #[test]
+    fn a_secret_in_a_query_is_percent_encoded() {
+        let mut out = String::new();
+        percent_encode("a/b+c=&~é", &mut out);
+        assert_eq!(out, "a%2Fb%2Bc%3D%26~%C3%A9");
+    }
+}

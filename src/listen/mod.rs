@@ -1,0 +1,524 @@
+//! Sockets: accepting within a bound, watching each for its peer's leaving, draining at the end.
+//!
+//! A connection is served by hyper and watched by us: a peer that leaves ends the service of its
+//! request at once (the future is dropped, and with it the upstream request and the lease), in every
+//! phase that the socket can show. Silent, slow and idle connections are closed by [`Timeouts`].
+//! Out of descriptors, accepting backs off without spinning; what is open goes on.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, Version};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::{Address, Limits, Timeouts};
+
+mod head;
+mod socket;
+
+use socket::{Io, Phase, Signals, Socket};
+
+/// How long accepting rests after it failed (out of descriptors, mostly).
+const ACCEPT_BACK_OFF: Duration = Duration::from_millis(100);
+
+/// Connections the kernel may queue before they are accepted.
+const BACKLOG: u32 = 1024;
+
+/// An address could not be listened on; the text says which and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody listens there.
+    #[error(
+        "{address} is taken: another process listens there; stop it or set listen.{field} to another address"
+    )]
+    Taken {
+        /// The address.
+        address: String,
+        /// `proxy` or `admin`.
+        field: &'static str,
+    },
+    /// Anything else.
+    #[error("cannot listen on {address} (listen.{field})")]
+    Failed {
+        /// The address.
+        address: String,
+        /// `proxy` or `admin`.
+        field: &'static str,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// A bound socket that accepts.
+#[derive(Debug)]
+pub enum Listener {
+    /// TCP, with its really bound address.
+    Tcp(TcpListener, SocketAddr),
+    /// Unix.
+    Unix(UnixListener, Address),
+}
+
+impl Listener {
+    /// Binds `address`. A Unix socket file that nobody answers on is replaced.
+    pub async fn bind(address: &Address, field: &'static str) -> Result<Self, BindError> {
+        let refuse = |cause: io::Error| {
+            let address = address.to_string();
+            match cause.kind() {
+                io::ErrorKind::AddrInUse => BindError::Taken { address, field },
+                _ => BindError::Failed { address, field, cause },
+            }
+        };
+        match address {
+            Address::Tcp(at) => {
+                let socket = if at.is_ipv4() {
+                    tokio::net::TcpSocket::new_v4()
+                } else {
+                    tokio::net::TcpSocket::new_v6()
+                }
+                .map_err(refuse)?;
+                socket.set_reuseaddr(true).map_err(refuse)?;
+                socket.bind(*at).map_err(refuse)?;
+                let listener = socket.listen(BACKLOG).map_err(refuse)?;
+                let bound = listener.local_addr().map_err(refuse)?;
+                Ok(Self::Tcp(listener, bound))
+            }
+            Address::Unix(path, mode) => {
+                Ok(Self::Unix(bind_unix(path, *mode).await.map_err(refuse)?, address.clone()))
+            }
+        }
+    }
+
+    /// Where it really listens.
+    pub fn address(&self) -> Address {
+        match self {
+            Self::Tcp(_, at) => Address::Tcp(*at),
+            Self::Unix(_, address) => address.clone(),
+        }
+    }
+
+    /// The socket alone, for another kind of server.
+    pub fn into_inner(self) -> Inner {
+        match self {
+            Self::Tcp(listener, _) => Inner::Tcp(listener),
+            Self::Unix(listener, _) => Inner::Unix(listener),
+        }
+    }
+
+    async fn accept(&self) -> io::Result<(Socket, Peer)> {
+        match self {
+            Self::Tcp(listener, _) => {
+                let (stream, remote) = listener.accept().await?;
+                // Without it small chunks of a stream would wait for the peer's delayed ACK.
+                stream.set_nodelay(true)?;
+                // The address that was really reached: `0.0.0.0` is nobody's name.
+                let local = stream.local_addr()?;
+                Ok((Socket::Tcp(stream), Peer::Tcp { local, remote }))
+            }
+            Self::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                let uid = stream.peer_cred()?.uid();
+                Ok((Socket::Unix(stream), Peer::Unix { uid }))
+            }
+        }
+    }
+}
+
+/// A bound socket of either family.
+#[derive(Debug)]
+pub enum Inner {
+    /// TCP.
+    Tcp(TcpListener),
+    /// Unix.
+    Unix(UnixListener),
+}
+
+async fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    if path.exists() {
+        if tokio::net::UnixStream::connect(path).await.is_ok() {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    Ok(listener)
+}
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy)]
+pub enum Peer {
+    /// Over TCP.
+    Tcp {
+        /// The listener's address.
+        local: SocketAddr,
+        /// The peer's address.
+        remote: SocketAddr,
+    },
+    /// Over a Unix socket.
+    Unix {
+        /// The peer's user.
+        uid: u32,
+    },
+}
+
+/// One client connection, as the service sees it. The connection's place under the limit is held for
+/// as long as any clone lives, so a tunnel that outlives hyper's part keeps counting.
+#[derive(Debug, Clone)]
+pub struct Conn {
+    peer: Peer,
+    signals: Arc<Signals>,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl Conn {
+    /// Who is at the other end.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Whether the head of the request now served had a `content-length` line, even where hyper
+    /// dropped it.
+    fn begin(&self) -> bool {
+        self.signals.enter(Phase::Busy);
+        self.signals.take_saw_length()
+    }
+}
+
+/// What hyper cannot say about a request; in its extensions.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadFacts {
+    /// The head had a `content-length` line.
+    pub saw_length: bool,
+}
+
+/// Answers one request of a connection.
+pub trait Serve: Clone + Send + Sync + 'static {
+    /// The answer's body.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static;
+    /// Never fails: an error is an answer too. May be dropped at any point: the client has gone.
+    fn serve(
+        &self,
+        request: Request<Incoming>,
+        conn: Conn,
+    ) -> impl Future<Output = Response<Self::Body>> + Send;
+}
+
+/// All proxy listeners and their connections.
+#[derive(Debug)]
+pub struct Server {
+    limits: Limits,
+    timeouts: Timeouts,
+    /// Stop accepting; answer what is under way, then close.
+    drain: CancellationToken,
+    /// Cut what is still open.
+    abort: CancellationToken,
+    connections: TaskTracker,
+}
+
+impl Server {
+    /// A server under these bounds.
+    pub fn new(limits: Limits, timeouts: Timeouts) -> Self {
+        Self {
+            limits,
+            timeouts,
+            drain: CancellationToken::new(),
+            abort: CancellationToken::new(),
+            connections: TaskTracker::new(),
+        }
+    }
+
+    /// Fires when everything still open is cut: tunnels, which outlive hyper's part, end by it too.
+    pub fn aborted(&self) -> CancellationToken {
+        self.abort.clone()
+    }
+
+    /// Where tasks that serve a client beyond hyper's part (tunnels) are counted.
+    pub fn tracker(&self) -> TaskTracker {
+        self.connections.clone()
+    }
+
+    /// Accepts on all listeners until [`Server::drain`]; returns at once.
+    pub fn start<S: Serve>(&self, listeners: Vec<Listener>, service: &S) {
+        let places = Arc::new(Semaphore::new(self.limits.max_connections));
+        for listener in listeners {
+            let accepting = Accepting {
+                listener,
+                places: places.clone(),
+                limits: self.limits,
+                timeouts: self.timeouts,
+                drain: self.drain.clone(),
+                abort: self.abort.clone(),
+                connections: self.connections.clone(),
+            };
+            self.connections.spawn(accepting.run(service.clone()));
+        }
+    }
+
+    /// Stops accepting and lets what is open end, up to `grace`; then cuts the rest. `true` when all
+    /// ended by themselves.
+    pub async fn drain(&self, grace: Duration) -> bool {
+        self.drain.cancel();
+        self.connections.close();
+        let in_time = tokio::time::timeout(grace, self.connections.wait()).await.is_ok();
+        self.abort.cancel();
+        if !in_time {
+            self.connections.wait().await;
+        }
+        in_time
+    }
+}
+
+struct Accepting {
+    listener: Listener,
+    places: Arc<Semaphore>,
+    limits: Limits,
+    timeouts: Timeouts,
+    drain: CancellationToken,
+    abort: CancellationToken,
+    connections: TaskTracker,
+}
+
+impl Accepting {
+    async fn run<S: Serve>(self, service: S) {
+        self.accept_all(service).await;
+        if let Address::Unix(path, _) = self.listener.address() {
+            // Taken away at the end of accepting; already gone is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    async fn accept_all<S: Serve>(&self, service: S) {
+        loop {
+            // The place comes first: beyond the limit, connections wait in the kernel's queue.
+            let place = tokio::select! {
+                biased;
+                () = self.drain.cancelled() => return,
+                place = self.places.clone().acquire_owned() => match place {
+                    Ok(place) => place,
+                    Err(_closed) => return,
+                },
+            };
+            let accepted = tokio::select! {
+                biased;
+                () = self.drain.cancelled() => return,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((socket, peer)) => {
+                    let signals = Arc::new(Signals::new());
+                    let conn = Conn { peer, signals, _place: Arc::new(place) };
+                    self.spawn(socket, conn, service.clone());
+                }
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept; trying again shortly");
+                    tokio::time::sleep(ACCEPT_BACK_OFF).await;
+                }
+            }
+        }
+    }
+
+    fn spawn<S: Serve>(&self, socket: Socket, conn: Conn, service: S) {
+        let mut http = http1::Builder::new();
+        // hyper's own head timeout would also close idle connections; ours tells the two apart.
+        http.timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .half_close(false)
+            .auto_date_header(false)
+            .max_headers(self.limits.max_headers)
+            .max_header_size(self.limits.max_header_bytes);
+        let (timeouts, drain, abort) = (self.timeouts, self.drain.clone(), self.abort.clone());
+        self.connections.spawn(async move {
+            tokio::select! {
+                biased;
+                () = abort.cancelled() => conn.signals.close_by_reset(),
+                () = serve_one(http, socket, conn.clone(), service, timeouts, drain) => {}
+            }
+        });
+    }
+}
+
+/// Whether an accept error concerns the one connection that was being accepted.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::NotConnected
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::Interrupted
+    )
+}
+
+/// Serves one connection until its end, its peer's leaving, or a timeout.
+async fn serve_one<S: Serve>(
+    http: http1::Builder,
+    socket: Socket,
+    conn: Conn,
+    service: S,
+    timeouts: Timeouts,
+    drain: CancellationToken,
+) {
+    let socket = Arc::new(socket);
+    let io = TokioIo::new(Io::new(socket.clone(), conn.signals.clone()));
+    let signals = conn.signals.clone();
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        let conn = conn.clone();
+        let service = service.clone();
+        let saw_length = conn.begin();
+        async move {
+            let old = request.version() == Version::HTTP_10;
+            request.extensions_mut().insert(HeadFacts { saw_length });
+            let signals = conn.signals.clone();
+            let response = service.serve(request, conn).await;
+            Ok::<_, Infallible>(response.map(|body| Answered { body, signals, old }))
+        }
+    });
+    let mut serving = pin!(http.serve_connection(io, answer).with_upgrades());
+    let mut gone = pin!(socket.gone());
+    let mut draining = pin!(drain.cancelled());
+    let mut drained = false;
+    let mut pace = Pace::new(timeouts);
+    let slow = std::future::poll_fn(|cx: &mut Context<'_>| {
+        // hyper first: bytes that came together with the close are still read and judged.
+        if serving.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(false);
+        }
+        if gone.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(false);
+        }
+        if !drained && draining.as_mut().poll(cx).is_ready() {
+            drained = true;
+            serving.as_mut().graceful_shutdown();
+            if serving.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(false);
+            }
+        }
+        if drained && pace.fresh && signals.phase() == Phase::Idle {
+            // Nothing was ever asked here, and hyper would wait for a first request.
+            return Poll::Ready(false);
+        }
+        pace.poll_too_slow(signals.phase(), cx)
+    })
+    .await;
+    if slow && signals.phase() == Phase::Head {
+        socket.last_word(&head::too_slow());
+    }
+}
+
+/// How long the next head may take, told by the phase; one timer, re-armed only when it fires.
+struct Pace {
+    timeouts: Timeouts,
+    phase: Phase,
+    since: Instant,
+    /// No request has been served yet: then the first byte is due within `header`, too.
+    fresh: bool,
+    timer: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Pace {
+    fn new(timeouts: Timeouts) -> Self {
+        let since = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(since + timeouts.header));
+        Self { timeouts, phase: Phase::Idle, since, fresh: true, timer }
+    }
+
+    /// Ready with `true` when the time of this phase is over.
+    fn poll_too_slow(&mut self, phase: Phase, cx: &mut Context<'_>) -> Poll<bool> {
+        if phase != self.phase {
+            self.fresh &= phase == Phase::Head;
+            // The first head's time runs from the accept, not from its first byte.
+            if !(self.fresh && phase == Phase::Head) {
+                self.since = Instant::now();
+            }
+            self.phase = phase;
+            if phase != Phase::Busy && self.due() < self.timer.deadline() {
+                let due = self.due();
+                self.timer.as_mut().reset(due);
+            }
+        }
+        loop {
+            if self.timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let due = self.due();
+            if self.phase != Phase::Busy && due <= Instant::now() {
+                return Poll::Ready(true);
+            }
+            // Busy: nothing is due; look again after a while, or when the phase changes.
+            let again =
+                if self.phase == Phase::Busy { Instant::now() + self.timeouts.keep_alive } else { due };
+            self.timer.as_mut().reset(again);
+        }
+    }
+
+    fn due(&self) -> Instant {
+        let limit = match self.phase {
+            Phase::Idle if !self.fresh => self.timeouts.keep_alive,
+            _ => self.timeouts.header,
+        };
+        self.since + limit
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// An answer on its way to the client; tells the connection when it has ended.
+    struct Answered<B> {
+        #[pin]
+        body: B,
+        signals: Arc<Signals>,
+        // The client speaks HTTP/1.0: an answer of unknown length ends with the connection, so only a
+        // reset tells a broken one from a complete one.
+        old: bool,
+    }
+
+    impl<B> PinnedDrop for Answered<B> {
+        fn drop(this: Pin<&mut Self>) {
+            this.project().signals.enter(Phase::Idle);
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for Answered<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        let polled = this.body.poll_frame(cx);
+        if *this.old && matches!(polled, Poll::Ready(Some(Err(_)))) {
+            this.signals.close_by_reset();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,274 @@
+//! One accepted socket, shared between hyper and the watcher that sees its peer leave.
+//!
+//! hyper stops reading while it serves a request with unread bytes in its buffer, and then cannot see
+//! the peer's FIN (one stray CRLF after a body is enough). So the socket is shared: hyper reads and
+//! writes through [`Io`], and [`Socket::gone`] waits on the same registration for "read closed" alone.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::head::HeadScan;
+
+/// A connected socket of either family.
+#[derive(Debug)]
+pub(super) enum Socket {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix.
+    Unix(UnixStream),
+}
+
+macro_rules! on_either {
+    ($self:expr, $socket:ident => $call:expr) => {
+        match $self {
+            Socket::Tcp($socket) => $call,
+            Socket::Unix($socket) => $call,
+        }
+    };
+}
+
+impl Socket {
+    /// Resolves when the peer has closed its writing side or the connection is broken, however many
+    /// bytes lie unread. Cancel safe.
+    pub(super) async fn gone(&self) {
+        // PRIORITY stands for "priority data or read closed"; plain READABLE would be ready at once
+        // while bytes lie unread. Urgent data (none is ever expected) would make this spin, so any
+        // readiness that is not a close ends in treating the peer as gone.
+        let _ = on_either!(self, socket => socket.ready(Interest::PRIORITY).await);
+    }
+
+    fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_either!(self, socket => socket.poll_read_ready(cx))
+    }
+
+    fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_either!(self, socket => socket.poll_write_ready(cx))
+    }
+
+    fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<usize> {
+        on_either!(self, socket => socket.try_read_buf(buf))
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        on_either!(self, socket => socket.try_write(bytes))
+    }
+
+    fn try_write_vectored(&self, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        on_either!(self, socket => socket.try_write_vectored(slices))
+    }
+
+    fn shutdown_write(&self) -> io::Result<()> {
+        on_either!(self, socket => socket2::SockRef::from(socket).shutdown(std::net::Shutdown::Write))
+    }
+
+    /// Makes the close that follows a reset instead of a clean end.
+    fn reset_on_close(&self) {
+        if let Self::Tcp(socket) = self {
+            // Fails only on a socket that is closed already, where nothing is left to reset.
+            let _ = socket2::SockRef::from(socket).set_linger(Some(std::time::Duration::ZERO));
+        }
+    }
+
+    /// Writes what fits at once: a last word to a peer that is being closed on.
+    pub(super) fn last_word(&self, bytes: &[u8]) {
+        let _ = self.try_write(bytes);
+        let _ = self.shutdown_write();
+    }
+}
+
+/// Where a connection is between requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Phase {
+    /// Nothing of the next request has come.
+    Idle = 0,
+    /// Part of a head has come.
+    Head = 1,
+    /// A request is being served.
+    Busy = 2,
+}
+
+/// What the reading side, the service and the watcher of one connection tell each other.
+#[derive(Debug)]
+pub(super) struct Signals {
+    phase: AtomicU8,
+    /// The head just read carried a `content-length` line, whatever hyper made of it.
+    saw_length: AtomicBool,
+    /// The answer broke where its framing could not show it: close by reset.
+    reset: AtomicBool,
+}
+
+impl Signals {
+    pub(super) fn new() -> Self {
+        Self {
+            phase: AtomicU8::new(Phase::Idle as u8),
+            saw_length: AtomicBool::new(false),
+            reset: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Idle,
+            1 => Phase::Head,
+            _ => Phase::Busy,
+        }
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    /// Whether the last head had a `content-length` line; forgets it.
+    pub(super) fn take_saw_length(&self) -> bool {
+        self.saw_length.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn close_by_reset(&self) {
+        self.reset.store(true, Ordering::Relaxed);
+    }
+}
+
+/// hyper's side of a socket.
+#[derive(Debug)]
+pub(super) struct Io {
+    socket: Arc<Socket>,
+    signals: Arc<Signals>,
+    scan: HeadScan,
+    /// lessor's own words being written in place of hyper's bare error answer, and how far.
+    instead: Option<(Vec<u8>, usize)>,
+}
+
+impl Io {
+    pub(super) fn new(socket: Arc<Socket>, signals: Arc<Signals>) -> Self {
+        Self { socket, signals, scan: HeadScan::default(), instead: None }
+    }
+
+    /// Looks at what was read while no request is served: it belongs to a head.
+    fn note_read(&mut self, bytes: &[u8]) {
+        if self.signals.phase() == Phase::Busy || bytes.is_empty() {
+            return;
+        }
+        if self.signals.phase() == Phase::Idle {
+            self.signals.enter(Phase::Head);
+            self.scan = HeadScan::default();
+        }
+        if self.scan.feed(bytes) {
+            self.signals.saw_length.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes the words that stand in for hyper's, whole, before anything else.
+    fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some((bytes, written)) = &mut self.instead {
+            ready!(self.socket.poll_write_ready(cx))?;
+            match self.socket.try_write(&bytes[*written..]) {
+                Ok(more) => {
+                    *written += more;
+                    if *written >= bytes.len() {
+                        self.instead = None;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.socket.poll_read_ready(cx))?;
+            let before = buf.filled().len();
+            match self.socket.try_read(buf) {
+                Ok(_) => {
+                    let this = &mut *self;
+                    this.note_read(&buf.filled()[before..]);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.instead.is_none() && self.signals.phase() == Phase::Head {
+            self.instead = super::head::own_error_answer(bytes).map(|answer| (answer, 0));
+            if self.instead.is_some() {
+                ready!(self.poll_instead(cx))?;
+                return Poll::Ready(Ok(bytes.len()));
+            }
+        } else if self.instead.is_some() {
+            ready!(self.poll_instead(cx))?;
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        loop {
+            ready!(self.socket.poll_write_ready(cx))?;
+            match self.socket.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.signals.phase() == Phase::Head || self.instead.is_some() {
+            // hyper's own error answers are one flat slice; everything else comes while Busy.
+            let first = slices.iter().find(|slice| !slice.is_empty()).map_or(&[][..], |slice| slice);
+            return self.as_mut().poll_write(cx, first);
+        }
+        loop {
+            ready!(self.socket.poll_write_ready(cx))?;
+            match self.socket.try_write_vectored(slices) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.signals.reset.load(Ordering::Relaxed) {
+            self.socket.reset_on_close();
+            return Poll::Ready(Ok(()));
+        }
+        match self.socket.shutdown_write() {
+            Err(error) if error.kind() != io::ErrorKind::NotConnected => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        if self.signals.reset.load(Ordering::Relaxed) {
+            self.socket.reset_on_close();
+        }
+    }
+}

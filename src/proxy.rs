@@ -1,0 +1,360 @@
+//! The walk of a request through the rooms, and the only file that knows its order:
+//!
+//! ```text
+//! accept → identify the app → route → read the model → acquire a lease → inject → forward
+//!        → read the outcome → stream while the lease is renewed → report, release
+//! ```
+//!
+//! Dropping [`Proxy`]'s answer at any await is a client that left: the upstream request ends with it,
+//! and the lease returns.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::EXPECT;
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, Version};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::{Config, ErrorShape};
+use crate::forward::held::Held;
+use crate::forward::replay::{Budget, Replay};
+use crate::forward::{SendError, Upstreams, tunnel};
+use crate::lease::{Lease, Leases, Want};
+use crate::listen::{Conn, HeadFacts, Peer, Serve};
+use crate::metrics::Metrics;
+use crate::model::{Class, Fault, Outcome, Scope};
+use crate::route::ring::{Fitting, ModelKnown};
+use crate::route::scan::{ModelScan, Scan};
+use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
+
+mod answers;
+mod body;
+mod checks;
+mod faults;
+mod outgoing;
+mod reply;
+mod trace;
+
+pub use body::AnswerBody;
+pub use checks::{CheckOutcome, Checks};
+
+use body::{InUse, Ticket};
+use outgoing::Outgoing;
+use reply::Reply;
+use trace::Trace;
+
+/// Everything the walk needs; clones share it.
+#[derive(Clone, Debug)]
+pub struct Proxy(Arc<Rooms>);
+
+/// The rooms, as they were built at the start.
+#[derive(Debug)]
+pub struct Rooms {
+    /// The settings.
+    pub config: Arc<Config>,
+    /// Whose request, and where to.
+    pub routes: Routes,
+    /// Slots.
+    pub leases: Leases,
+    /// The way out.
+    pub upstreams: Arc<Upstreams>,
+    /// lessor's own checks of keys.
+    pub checks: Checks,
+    /// Bytes kept for another send, all requests together.
+    pub budget: Budget,
+    /// Counts.
+    pub metrics: Metrics,
+    /// Tunnels run here, counted as connections.
+    pub tunnels: TaskTracker,
+    /// Cuts tunnels.
+    pub abort: CancellationToken,
+}
+
+/// What a walk came to, before its answer is put together.
+enum Served {
+    /// An answer, with the key it still holds.
+    Proxied(Box<Reply>, Option<InUse>),
+    /// An open tunnel.
+    Tunnel(OnUpgrade, TokioIo<TcpStream>),
+}
+
+impl Proxy {
+    /// The walk through these rooms.
+    pub fn new(rooms: Rooms) -> Self {
+        Self(Arc::new(rooms))
+    }
+}
+
+impl Serve for Proxy {
+    type Body = AnswerBody;
+
+    async fn serve(&self, request: Request<Incoming>, conn: Conn) -> Response<AnswerBody> {
+        let (head, body) = request.into_parts();
+        let rooms = &*self.0;
+        let mut trace = Trace::begin(Routes::mode_of(&head), head.method.clone(), rooms.metrics.clone());
+        let shape =
+            rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
+        match rooms.walk(head, body, &conn, &mut trace).await {
+            Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, trace),
+            Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, trace),
+            Err(fault) => {
+                let answer = answers::answer(&fault, shape, trace.mode());
+                trace.refused(answer.status().as_u16(), fault.code.as_str());
+                answer.map(AnswerBody::own)
+            }
+        }
+    }
+}
+
+impl Rooms {
+    async fn walk(
+        &self,
+        head: Parts,
+        body: Incoming,
+        conn: &Conn,
+        trace: &mut Trace,
+    ) -> Result<Served, Fault> {
+        let saw_length = head.extensions.get::<HeadFacts>().is_some_and(|facts| facts.saw_length);
+        let local = match conn.peer() {
+            Peer::Tcp { local, .. } => Some(local),
+            Peer::Unix { .. } => None,
+        };
+        match self.routes.find(&head, saw_length, local)? {
+            Plan::Lend(route) => {
+                trace.of(&route.app, Some(&route.provider().name));
+                self.lend(head, body, &route, trace).await
+            }
+            Plan::Pass { target, app } => {
+                trace.of(&app, None);
+                let request = outgoing::for_other_host(head, target, self.routes.apps());
+                let body = Replay::new(body, 0, &self.budget, self.config.timeouts.body_idle);
+                let answer =
+                    self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
+                Ok(Served::Proxied(Box::new(Reply::unread(answer)), None))
+            }
+            Plan::Tunnel { host, port, app } => {
+                trace.of(&app, None);
+                let upstream =
+                    self.upstreams.dial(&host, port).await.map_err(|error| faults::of_send(&error))?;
+                Ok(Served::Tunnel(hyper::upgrade::on(Request::from_parts(head, body)), upstream))
+            }
+        }
+    }
+
+    /// A request for a provider: with a leased key, and with another one where the provider refuses it.
+    async fn lend(
+        &self,
+        head: Parts,
+        body: Incoming,
+        route: &Route,
+        trace: &mut Trace,
+    ) -> Result<Served, Fault> {
+        let retry = self.config.retry;
+        let body = Replay::new(body, retry.max_body, &self.budget, self.config.timeouts.body_idle);
+        let model = read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?;
+        let mut fitting = route.keys.fitting(&route.pool, &model, route.pinned.as_ref());
+        if fitting.is_empty() {
+            return Err(faults::no_candidate(route, &model));
+        }
+        let until = tokio::time::Instant::now() + route.max_wait;
+        let expects = head.headers.contains_key(EXPECT);
+        let outgoing = Outgoing::new(head, route);
+        let mut kept: Option<Box<Reply>> = None;
+        loop {
+            let want = (&fitting, &model, until);
+            let mut in_use = match self.acquire(route, want, &body, expects).await {
+                Ok(lease) => InUse::new(lease, route.keys.clone()),
+                // What the provider said tells more than that no other key could be had.
+                Err(fault) => return kept.map_or(Err(fault), |reply| Ok(Served::Proxied(reply, None))),
+            };
+            trace.leased(&in_use.lease);
+            let last = trace.attempts() >= retry.max_attempts;
+            let answer = match self.send(&outgoing, route, &in_use.lease, &body, trace).await? {
+                Ok(answer) => answer,
+                Err(error) => {
+                    in_use.report(Outcome::plain(Class::Network, None), &model);
+                    if !last && error.may_repeat(outgoing.method()) && body.is_whole() {
+                        continue;
+                    }
+                    return kept
+                        .map_or(Err(faults::of_send(&error)), |reply| Ok(Served::Proxied(reply, None)));
+                }
+            };
+            let mut reply = Box::new(Reply::read(route.provider(), answer).await);
+            reply.sign(&in_use, self.config.listen.response_headers);
+            let outcome = reply.outcome().clone();
+            in_use.report(outcome.clone(), &model);
+            self.note(&in_use, &outcome);
+            if outcome.class.blames_key() {
+                leave_out(&mut fitting, route, &in_use, &outcome);
+            }
+            if last || fitting.is_empty() || !goes_on(outgoing.method(), outcome.class) {
+                return Ok(Served::Proxied(reply, Some(in_use)));
+            }
+            drop(in_use);
+            if !body.read_ahead(|_| false).await.unwrap_or(false) {
+                return Ok(Served::Proxied(reply, None));
+            }
+            self.metrics.failover(outcome.class);
+            kept = Some(reply);
+        }
+    }
+
+    /// Waits for a slot, up to the request's `until`. Meanwhile the body is read on into the replay
+    /// buffer, so that a client that leaves is seen behind what it has sent; not where the client waits
+    /// for `100 Continue`, which reading would send.
+    async fn acquire(
+        &self,
+        route: &Route,
+        (fitting, model, until): (&Fitting, &ModelKnown, tokio::time::Instant),
+        body: &Replay,
+        expects: bool,
+    ) -> Result<Lease, Fault> {
+        let rank = || route.keys.rank(fitting);
+        let confirm = |key: &crate::model::KeyId| route.keys.confirm(key);
+        let mut acquiring = pin!(self.leases.acquire(Want {
+            provider: &route.provider().name,
+            app: &route.app,
+            pool: &route.pool,
+            model: model.name(),
+            fitting: fitting.ids.clone(),
+            rank: &rank,
+            confirm: &confirm,
+            until,
+        }));
+        let mut read_on = !expects && body.may_read_ahead();
+        loop {
+            tokio::select! {
+                biased;
+                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error)),
+                read = body.read_ahead(|_| false), if read_on => {
+                    read.map_err(faults::of_body)?;
+                    read_on = false;
+                }
+            }
+        }
+    }
+
+    /// One sending, ended at once when its lease is lost.
+    async fn send(
+        &self,
+        outgoing: &Outgoing,
+        route: &Route,
+        lease: &Lease,
+        body: &Replay,
+        trace: &mut Trace,
+    ) -> Result<Result<Response<Incoming>, SendError>, Fault> {
+        let request = outgoing.with_key(route, lease.key())?;
+        let begun = Instant::now();
+        let sent = tokio::select! {
+            biased;
+            lost = lease.lost() => Err(faults::of_lost(&lost)),
+            sent = self.upstreams.send(&route.provider().name, request, body) => Ok(sent),
+        };
+        trace.was_away(begun.elapsed());
+        sent
+    }
+
+    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
+    fn note(&self, in_use: &InUse, outcome: &Outcome) {
+        if matches!(outcome.class, Class::Success | Class::Caller | Class::Cancelled | Class::Network) {
+            return;
+        }
+        let (provider, key) = (in_use.provider(), in_use.lease.key());
+        tracing::info!(
+            %provider, %key, class = outcome.class.as_str(), status = outcome.status, code = outcome.code.as_deref(),
+            wait_ms = outcome.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+            "the provider refused a request"
+        );
+        self.metrics.cooldown(outcome.class);
+        if outcome.class == Class::Invalid && !outcome.proven {
+            self.checks.in_background(provider.clone(), key.clone());
+        }
+    }
+
+    /// The answer's head now, its body as it comes.
+    fn stream(&self, reply: Reply, in_use: Option<InUse>, mut trace: Trace) -> Response<AnswerBody> {
+        let class = reply.outcome().class.as_str();
+        let (mut head, ahead, rest) = reply.into_parts();
+        head.version = Version::HTTP_11;
+        trace.answered(head.status.as_u16(), class);
+        if self.config.listen.response_headers && trace.attempts() > 0 {
+            head.headers.insert("x-lessor-attempts", trace.attempts().into());
+        }
+        let ticket = Ticket::new(in_use, trace);
+        let held = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
+        Response::from_parts(head, AnswerBody::Proxied(held))
+    }
+
+    /// Answers 200 and carries bytes until either side ends.
+    fn tunnel(
+        &self,
+        client: OnUpgrade,
+        upstream: TokioIo<TcpStream>,
+        conn: Conn,
+        mut trace: Trace,
+    ) -> Response<AnswerBody> {
+        trace.answered(200, Class::Success.as_str());
+        let (abort, idle) = (self.abort.clone(), self.config.timeouts.idle);
+        self.tunnels.spawn(async move {
+            // Held for as long as the tunnel lives: the connection's place, and its line in the log.
+            let _held = (conn, trace);
+            tokio::select! {
+                biased;
+                () = abort.cancelled() => {}
+                _ = tunnel::carry(client, upstream, idle) => {}
+            }
+        });
+        Response::new(AnswerBody::own(Bytes::new()))
+    }
+}
+
+/// Whether a refusal of `class` is worth another key, or another try.
+fn goes_on(method: &Method, class: Class) -> bool {
+    class.blames_key() || (class == Class::Overloaded && method.is_idempotent())
+}
+
+/// Takes out what this answer rules out for this request: the key, and its group where the limit is the
+/// group's.
+fn leave_out(fitting: &mut Fitting, route: &Route, in_use: &InUse, outcome: &Outcome) {
+    let key = in_use.lease.key();
+    let group = route.keys.key(key).and_then(|key| key.config.group.clone());
+    let whole_group = matches!(outcome.scope, Scope::Group | Scope::GroupModel);
+    fitting.without(&route.keys, |other| {
+        other.config.id == *key || (whole_group && group.is_some() && other.config.group == group)
+    });
+}
+
+/// Reads as much of the body as the model needs; what was read is kept for sending.
+async fn read_model(need: ModelNeed, headers: &HeaderMap, body: &Replay) -> Result<ModelKnown, Fault> {
+    if need == ModelNeed::None {
+        return Ok(ModelKnown::NotNamed);
+    }
+    if !model_can_be_read(headers) {
+        return Ok(ModelKnown::Unreadable);
+    }
+    let mut model = ModelScan::default();
+    let mut latest = Scan::Unsure;
+    let read = body.read_ahead(|chunk| {
+        latest = model.feed(chunk);
+        match need {
+            ModelNeed::First => latest != Scan::Unsure,
+            _ => latest == Scan::Unreadable,
+        }
+    });
+    let whole = read.await.map_err(faults::of_body)?;
+    let known = if whole { model.end() } else { latest };
+    Ok(match known {
+        Scan::Model(name) if whole || need == ModelNeed::First => ModelKnown::Named(name),
+        Scan::Absent => ModelKnown::NotNamed,
+        _ => ModelKnown::Unreadable,
+    })
+}

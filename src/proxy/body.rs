@@ -1,0 +1,130 @@
+//! The body of any answer, and what it holds until its end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+
+use crate::forward::held::{Broken, Ending, Guard, Held};
+use crate::lease::Lease;
+use crate::model::{KeyId, Outcome, ProviderName, Secret};
+use crate::route::ring::{ModelKnown, ProviderKeys};
+
+use super::trace::Trace;
+
+/// A proxied body, or lessor's own.
+// The large one is the common one: boxing it would cost every request an allocation.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum AnswerBody {
+    /// From a provider or another host.
+    Proxied(Held<Ticket>),
+    /// lessor's own words.
+    Own(Full<Bytes>),
+}
+
+impl AnswerBody {
+    pub(super) fn own(bytes: Bytes) -> Self {
+        Self::Own(Full::new(bytes))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match self.get_mut() {
+            Self::Proxied(held) => Pin::new(held).poll_frame(cx),
+            Self::Own(full) => Pin::new(full).poll_frame(cx).map_err(|never| match never {}),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Proxied(held) => held.is_end_stream(),
+            Self::Own(full) => full.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Proxied(held) => held.size_hint(),
+            Self::Own(full) => full.size_hint(),
+        }
+    }
+}
+
+/// A key in use by one request: counted in the ring for as long as its lease lives.
+#[derive(Debug)]
+pub(super) struct InUse {
+    pub(super) lease: Lease,
+    keys: Arc<ProviderKeys>,
+    key: KeyId,
+}
+
+impl InUse {
+    pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>) -> Self {
+        let key = lease.key().clone();
+        keys.lent(&key);
+        Self { lease, keys, key }
+    }
+
+    pub(super) fn provider(&self) -> &ProviderName {
+        &self.keys.provider.name
+    }
+
+    /// The secret that is used.
+    pub(super) fn secret(&self) -> Option<&Secret> {
+        self.keys.key(&self.key).map(|key| &key.config.secret)
+    }
+
+    /// Says what the answer said; the store hears it before the slot comes back.
+    pub(super) fn report(&mut self, outcome: Outcome, model: &ModelKnown) {
+        let group = self.keys.key(&self.key).and_then(|key| key.config.group.as_ref());
+        self.lease.report(outcome, model.name(), group);
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.keys.returned(&self.key);
+    }
+}
+
+/// What an answer's body holds until its last byte: its lease (none where no key was lent, or where the
+/// key was given back before), and its line in the log.
+#[derive(Debug)]
+pub struct Ticket {
+    in_use: Option<InUse>,
+    trace: Trace,
+}
+
+impl Ticket {
+    pub(super) fn new(in_use: Option<InUse>, trace: Trace) -> Self {
+        Self { in_use, trace }
+    }
+}
+
+impl Guard for Ticket {
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.in_use {
+            Some(in_use) => in_use.lease.poll_lost(cx).map(|_why| ()),
+            None => Poll::Pending,
+        }
+    }
+
+    fn ended(&mut self, how: Ending) {
+        match how {
+            Ending::Complete => {}
+            Ending::ClientGone => self.trace.ended_as("cancelled"),
+            Ending::UpstreamBroke => self.trace.ended_as("upstream_broke"),
+            Ending::Idle => self.trace.ended_as("upstream_idle"),
+            Ending::Cut => self.trace.ended_as("lease_lost"),
+        }
+        self.in_use = None;
+    }
+}

@@ -1,0 +1,80 @@
+//! A request as it leaves: hop-by-hop out, the caller's credentials out, then the leased one in.
+
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Uri, Version};
+
+use crate::config::catalogue;
+use crate::forward::headers;
+use crate::inject;
+use crate::model::{Code, Fault, KeyId};
+use crate::route::Route;
+use crate::route::apps::Apps;
+use crate::route::target::Pair;
+
+/// What is the same in every sending of one request.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    method: Method,
+    headers: HeaderMap,
+}
+
+impl Outgoing {
+    /// Everything that must not leave is gone from it.
+    pub(super) fn new(head: Parts, route: &Route) -> Self {
+        let mut fields = head.headers;
+        headers::strip_request(&mut fields);
+        inject::strip_headers(&mut fields, &route.provider().keep);
+        Self { method: head.method, headers: fields }
+    }
+
+    pub(super) fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// One sending, with this key.
+    pub(super) fn with_key(&self, route: &Route, key: &KeyId) -> Result<Request<()>, Fault> {
+        let provider = route.provider();
+        let key = route
+            .keys
+            .key(key)
+            .ok_or_else(|| Fault::new(Code::KeyUnavailable, "the leased key is no longer configured here"))?;
+        let is_credential = |raw: &str| {
+            let pair = Pair { raw };
+            catalogue::credential_queries().iter().any(|name| {
+                pair.name_is(name) && !provider.keep.iter().any(|kept| kept.eq_ignore_ascii_case(name))
+            })
+        };
+        let mut fields = self.headers.clone();
+        let target = inject::put(
+            provider,
+            &route.path,
+            &key.config.secret,
+            &route.target,
+            &mut fields,
+            is_credential,
+        )?;
+        Ok(request(self.method.clone(), target, fields))
+    }
+}
+
+/// A request for a host that is no provider's: as it is, less what is hop-by-hop or lessor's own.
+pub(super) fn for_other_host(head: Parts, target: Uri, apps: &Apps) -> Request<()> {
+    let mut fields = head.headers;
+    headers::strip_request(&mut fields);
+    inject::strip_own(&mut fields);
+    for name in catalogue::credential_headers() {
+        if fields.get_all(name).iter().any(|value| apps.is_token(value.as_bytes())) {
+            fields.remove(name);
+        }
+    }
+    request(head.method, target, fields)
+}
+
+fn request(method: Method, target: Uri, fields: HeaderMap) -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = method;
+    *request.uri_mut() = target;
+    *request.version_mut() = Version::HTTP_11;
+    *request.headers_mut() = fields;
+    request
+}

@@ -1,0 +1,137 @@
+//! Whose request it is: the one gate before all routing.
+
+use base64::Engine as _;
+use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
+use sha2::{Digest as _, Sha256};
+use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
+
+use crate::config::{AppConfig, Config, catalogue};
+use crate::model::{AppName, Code, Fault, Mode};
+
+/// The header that names an app by its token and is never forwarded.
+pub const APP_TOKEN: &str = "x-lessor-app-token";
+
+/// All callers, their tokens as digests: equal length, so comparison takes the same time for all.
+#[derive(Debug)]
+pub struct Apps {
+    apps: Vec<(AppConfig, [u8; 32])>,
+    anonymous: AppConfig,
+}
+
+impl Apps {
+    /// From the configuration; without any app everyone is `anonymous`.
+    pub fn new(config: &Config) -> Self {
+        let digest = |app: &AppConfig| digest(app.token.expose().as_bytes());
+        Self {
+            apps: config.apps.iter().map(|app| (app.clone(), digest(app))).collect(),
+            anonymous: AppConfig {
+                name: AppName::anonymous(),
+                token: crate::model::Secret::new(String::new()),
+                pools: Vec::new(),
+                providers: Vec::new(),
+            },
+        }
+    }
+
+    /// Whether callers must show a token.
+    pub fn required(&self) -> bool {
+        !self.apps.is_empty()
+    }
+
+    /// The app whose token a request shows: as `X-Lessor-App-Token`; as proxy password; or, where
+    /// `as_placeholder` says that the request is for a provider, in any credential place.
+    pub fn identify(
+        &self,
+        mode: Mode,
+        headers: &HeaderMap,
+        query: Option<&str>,
+        as_placeholder: bool,
+    ) -> Result<&AppConfig, Fault> {
+        if !self.required() {
+            return Ok(&self.anonymous);
+        }
+        if let Some(token) = headers.get(APP_TOKEN) {
+            return self.by_token(token.as_bytes()).ok_or_else(wrong);
+        }
+        if mode != Mode::BaseUrl && headers.contains_key(PROXY_AUTHORIZATION) {
+            return self.by_proxy_password(headers).ok_or_else(wrong);
+        }
+        if as_placeholder && let Some(app) = self.by_placeholder(headers, query) {
+            return Ok(app);
+        }
+        Err(Fault::new(
+            Code::AppUnauthenticated,
+            "an app token is needed here: give it as the API key, as the proxy password, or as X-Lessor-App-Token",
+        ))
+    }
+
+    /// Whether a header's value carries some app's token: then it must not leave.
+    pub fn is_token(&self, value: &[u8]) -> bool {
+        self.required() && self.by_token(bare(value)).is_some()
+    }
+
+    fn by_proxy_password(&self, headers: &HeaderMap) -> Option<&AppConfig> {
+        let value = headers.get(PROXY_AUTHORIZATION)?.as_bytes();
+        let Some(encoded) = strip_scheme(value, b"basic ") else { return self.by_token(bare(value)) };
+        let decoded = base64::engine::general_purpose::STANDARD.decode(encoded.trim_ascii()).ok()?;
+        let colon = memchr::memchr(b':', &decoded)?;
+        let (user, password) = (&decoded[..colon], &decoded[colon + 1..]);
+        // The token decides; a user that names another app is a mix-up to be told, not guessed away.
+        let app = self.by_token(if password.is_empty() { user } else { password })?;
+        let named_other = self
+            .apps
+            .iter()
+            .any(|(other, _)| other.name != app.name && other.name.as_str().as_bytes() == user);
+        (!named_other).then_some(app)
+    }
+
+    fn by_placeholder(&self, headers: &HeaderMap, query: Option<&str>) -> Option<&AppConfig> {
+        let in_headers = catalogue::credential_headers()
+            .iter()
+            .flat_map(|name| headers.get_all(name))
+            .find_map(|value| self.by_token(bare(value.as_bytes())));
+        in_headers.or_else(|| {
+            super::target::query_pairs(query?)
+                .filter(|pair| catalogue::credential_queries().iter().any(|name| pair.name_is(name)))
+                .find_map(|pair| self.by_token(&pair.decoded_value()))
+        })
+    }
+
+    /// Looks at every app, always, so that timing tells nothing about which token was near.
+    fn by_token(&self, token: &[u8]) -> Option<&AppConfig> {
+        let shown = digest(token);
+        let mut found = Choice::from(0);
+        let mut at = 0_u64;
+        for (index, (_, known)) in (0_u64..).zip(&self.apps) {
+            let same = known.ct_eq(&shown);
+            at = u64::conditional_select(&at, &index, same);
+            found |= same;
+        }
+        let at = usize::try_from(at).ok()?;
+        bool::from(found).then(|| &self.apps[at].0)
+    }
+}
+
+fn digest(token: &[u8]) -> [u8; 32] {
+    Sha256::digest(token).into()
+}
+
+fn wrong() -> Fault {
+    Fault::new(Code::AppUnauthenticated, "the app token is not known here; see [apps.*] of the configuration")
+}
+
+/// A credential without its scheme (`Bearer`, `Token`, …).
+fn bare(value: &[u8]) -> &[u8] {
+    for scheme in [&b"bearer "[..], b"token ", b"key "] {
+        if let Some(rest) = strip_scheme(value, scheme) {
+            return rest.trim_ascii();
+        }
+    }
+    value.trim_ascii()
+}
+
+fn strip_scheme<'a>(value: &'a [u8], scheme: &[u8]) -> Option<&'a [u8]> {
+    let head = value.get(..scheme.len())?;
+    head.eq_ignore_ascii_case(scheme).then(|| &value[scheme.len()..])
+}

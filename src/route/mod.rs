@@ -1,0 +1,534 @@
+//! Whose request it is, and where it goes: the three ways in, told from the request itself.
+//!
+//! Nothing is normalised: path, query and host go on as they came. What cannot be told apart safely
+//! (conflicting lengths, two `Host` lines, dot segments) is refused before any key is leased.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, ORIGIN, TRANSFER_ENCODING, UPGRADE};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, Method, Uri, Version, request::Parts};
+
+use crate::config::{AppConfig, Config, Provider};
+use crate::model::{AppName, Code, Fault, KeyId, Mode, PoolName};
+
+pub mod apps;
+pub mod ring;
+pub mod scan;
+pub mod target;
+
+use apps::Apps;
+use ring::{ProviderKeys, Ring};
+use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
+
+/// The longest wait a request may ask for.
+const LONGEST_WAIT: Duration = Duration::from_mins(10);
+
+/// What a request is.
+#[derive(Debug)]
+pub enum Plan {
+    /// For a provider: with a leased key.
+    Lend(Box<Route>),
+    /// For another host, by plain forwarding.
+    Pass {
+        /// Absolute, `http`.
+        target: Uri,
+        /// Who asks.
+        app: AppName,
+    },
+    /// For another host, by a blind tunnel.
+    Tunnel {
+        /// Lower case, no brackets.
+        host: String,
+        /// Never 0.
+        port: u16,
+        /// Who asks.
+        app: AppName,
+    },
+}
+
+/// A request for a provider.
+#[derive(Debug)]
+pub struct Route {
+    /// The provider and its keys.
+    pub keys: Arc<ProviderKeys>,
+    /// How it came in.
+    pub mode: Mode,
+    /// Where it goes: absolute, before injection.
+    pub target: Uri,
+    /// The provider-relative path, for rules about paths.
+    pub path: String,
+    /// Who asks.
+    pub app: AppName,
+    /// The pool it is served from first.
+    pub pool: PoolName,
+    /// The very key that was asked for.
+    pub pinned: Option<KeyId>,
+    /// How long it may wait for a key.
+    pub max_wait: Duration,
+}
+
+/// How much of the body must be read for its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelNeed {
+    /// None of it.
+    None,
+    /// To the first `model`: only a cooldown's scope depends on it.
+    First,
+    /// All of it: a key's `models` depend on it.
+    All,
+}
+
+impl Route {
+    /// The provider.
+    pub fn provider(&self) -> &Arc<Provider> {
+        &self.keys.provider
+    }
+
+    /// How much of the body must be read for its model.
+    pub fn model_need(&self, method: &Method, has_body: bool) -> ModelNeed {
+        let known_as_without =
+            self.provider().no_model_paths.iter().any(|prefix| self.path.starts_with(prefix));
+        if !has_body || known_as_without || matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
+            ModelNeed::None
+        } else if self.keys.models_matter(&self.pool) {
+            ModelNeed::All
+        } else if self.provider().rules.iter().any(|rule| rule.scope.names_model()) {
+            ModelNeed::First
+        } else {
+            ModelNeed::None
+        }
+    }
+}
+
+/// Whether a body can be looked into for its model: JSON (or not said what), not encoded.
+pub fn model_can_be_read(headers: &HeaderMap) -> bool {
+    let plain = headers.get(CONTENT_ENCODING).is_none_or(|value| value == "identity");
+    let json = headers.get(CONTENT_TYPE).is_none_or(|value| {
+        let kind = value
+            .to_str()
+            .unwrap_or_default()
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_ascii_lowercase();
+        kind == "application/json" || kind.ends_with("+json") || kind == "text/plain" || kind.is_empty()
+    });
+    plain && json
+}
+
+/// The table of routes.
+#[derive(Debug)]
+pub struct Routes {
+    config: Arc<Config>,
+    apps: Apps,
+    ring: Arc<Ring>,
+    /// Ports of lessor's own proxy listeners.
+    own_ports: Vec<u16>,
+}
+
+impl Routes {
+    /// `own` are the addresses really bound.
+    pub fn new(config: Arc<Config>, ring: Arc<Ring>, own: &[SocketAddr]) -> Self {
+        let own_ports = own.iter().map(SocketAddr::port).collect();
+        Self { apps: Apps::new(&config), config, ring, own_ports }
+    }
+
+    /// All callers.
+    pub fn apps(&self) -> &Apps {
+        &self.apps
+    }
+
+    /// Judges a request. `local` is where its connection came in; `None` over a Unix socket.
+    /// `saw_length` as in [`crate::listen::HeadFacts`].
+    pub fn find(&self, head: &Parts, saw_length: bool, local: Option<SocketAddr>) -> Result<Plan, Fault> {
+        refuse_bad_framing(head, saw_length)?;
+        if head.method == Method::CONNECT {
+            return self.connect(head);
+        }
+        refuse_method_and_upgrade(head)?;
+        match head.uri.authority() {
+            Some(authority) => self.absolute(head, authority, local),
+            None => self.base_url(head, local, host_of(head)?),
+        }
+    }
+
+    /// The mode of a request whose plan could not be made: decides how an error looks.
+    pub fn mode_of(head: &Parts) -> Mode {
+        if head.method == Method::CONNECT {
+            Mode::Connect
+        } else if head.uri.authority().is_some() {
+            Mode::Forward
+        } else {
+            Mode::BaseUrl
+        }
+    }
+
+    /// The provider whose errors' shape fits a request, where one can be told.
+    pub fn provider_hint(&self, head: &Parts) -> Option<&Arc<Provider>> {
+        let by_path = || self.config.providers.get(head.uri.path().split('/').nth(1)?);
+        match head.uri.authority() {
+            Some(to) => self
+                .config
+                .hosts
+                .get(&host_key(to.host()))
+                .and_then(|name| self.config.providers.get(name))
+                .or_else(by_path),
+            None => by_path(),
+        }
+    }
+
+    fn base_url(&self, head: &Parts, local: Option<SocketAddr>, host: &str) -> Result<Plan, Fault> {
+        self.refuse_foreign_host(host, local)?;
+        self.refuse_foreign_page(&head.headers)?;
+        let path = head.uri.path();
+        let app = self.apps.identify(Mode::BaseUrl, &head.headers, head.uri.query(), true)?;
+        refuse_dot_segments(path)?;
+        let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
+            Some(Ok((name, rest))) => (name, &path[path.len() - rest.len() - 1..]),
+            Some(Err(name)) => (name, ""),
+            None => ("", ""),
+        };
+        let keys = self.served(name)?;
+        let base = &keys.provider.base_url;
+        let mut full = format!("{}{rest}", base.path().trim_end_matches('/'));
+        if full.is_empty() {
+            full.push('/');
+        }
+        let target = build_target(base, None, &full, head.uri.query())?;
+        self.lend(head, keys, Mode::BaseUrl, target, rest.to_owned(), app)
+    }
+
+    fn absolute(
+        &self,
+        head: &Parts,
+        authority: &Authority,
+        local: Option<SocketAddr>,
+    ) -> Result<Plan, Fault> {
+        refuse_userinfo(authority)?;
+        host_of(head)?;
+        let host = host_key(authority.host());
+        let scheme = head.uri.scheme_str().unwrap_or("http");
+        let own_port = authority.port_u16().unwrap_or(80);
+        if self.own_ports.contains(&own_port) && self.is_own_name(&host, local) && scheme == "http" {
+            return self.base_url(head, local, authority.as_str());
+        }
+        let path = head.uri.path();
+        refuse_dot_segments(path)?;
+        if let Some(keys) = self.provider_of(&host)? {
+            let app = self.apps.identify(Mode::Forward, &head.headers, head.uri.query(), true)?;
+            let target = forward_target(&keys.provider, &host, authority, scheme, path, head.uri.query())?;
+            return self.lend(head, keys, Mode::Forward, target, path.to_owned(), app);
+        }
+        let app = self.apps.identify(Mode::Forward, &head.headers, None, false)?;
+        self.refuse_other_host(&host)?;
+        if scheme != "http" {
+            return Err(Fault::new(
+                Code::BadRequest,
+                "https targets go through CONNECT; only http:// is forwarded",
+            ));
+        }
+        Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
+    }
+
+    fn connect(&self, head: &Parts) -> Result<Plan, Fault> {
+        let app = self.apps.identify(Mode::Connect, &head.headers, None, false)?;
+        let (host, port) = target::connect_target(&head.uri)?;
+        if self.provider_of(&host)?.is_some() {
+            return Err(Fault::new(
+                Code::DestinationDenied,
+                format!(
+                    "CONNECT to {host} would hide the request from lessor, and interception is not built in yet; \
+                     use a base URL (http://SIDECAR/PROVIDER) or an http:// target through the proxy"
+                ),
+            ));
+        }
+        self.refuse_other_host(&host)?;
+        Ok(Plan::Tunnel { host, port, app: app.name.clone() })
+    }
+
+    fn lend(
+        &self,
+        head: &Parts,
+        keys: Arc<ProviderKeys>,
+        mode: Mode,
+        target: Uri,
+        path: String,
+        app: &AppConfig,
+    ) -> Result<Plan, Fault> {
+        let provider = &keys.provider.name;
+        if !app.providers.is_empty() && !app.providers.contains(provider) {
+            return Err(Fault::new(
+                Code::AppForbidden,
+                format!("app `{}` may not use provider `{provider}`", app.name),
+            ));
+        }
+        let pool = self.pool_for(&head.headers, app, &keys)?;
+        let pinned = steer::<KeyId>(&head.headers, "x-lessor-key")?;
+        let max_wait = match text_of(&head.headers, "x-lessor-max-wait")? {
+            Some(text) => parse_wait(text)?,
+            None => self.config.queue.max_wait,
+        };
+        Ok(Plan::Lend(Box::new(Route {
+            keys,
+            mode,
+            target,
+            path,
+            app: app.name.clone(),
+            pool,
+            pinned,
+            max_wait,
+        })))
+    }
+
+    fn pool_for(&self, headers: &HeaderMap, app: &AppConfig, keys: &ProviderKeys) -> Result<PoolName, Fault> {
+        let asked = steer::<PoolName>(headers, "x-lessor-pool")?;
+        let default = || app.pools.first().cloned().unwrap_or_else(PoolName::default_pool);
+        let allowed = |pool: &PoolName| {
+            !self.apps.required()
+                || app.pools.contains(pool)
+                || (app.pools.is_empty() && *pool == PoolName::default_pool())
+        };
+        let pool = asked.unwrap_or_else(default);
+        if !allowed(&pool) {
+            return Err(Fault::new(
+                Code::AppForbidden,
+                format!("app `{}` may not use pool `{pool}`", app.name),
+            ));
+        }
+        if !keys.has_pool(&pool) {
+            return Err(Fault::new(
+                Code::UnknownProvider,
+                format!(
+                    "provider `{}` has no pool `{pool}` here; see `lessor keys list`",
+                    keys.provider.name
+                ),
+            ));
+        }
+        Ok(pool)
+    }
+
+    fn served(&self, name: &str) -> Result<Arc<ProviderKeys>, Fault> {
+        if let Some(keys) = self.ring.of(name).filter(|keys| !keys.keys.is_empty()) {
+            return Ok(keys.clone());
+        }
+        let mut served: Vec<&str> = self
+            .ring
+            .all()
+            .filter(|keys| !keys.keys.is_empty())
+            .map(|keys| keys.provider.name.as_str())
+            .collect();
+        served.sort_unstable();
+        let known = crate::config::catalogue::builtin().get(name);
+        let hint = match known.and_then(|provider| provider.env.first()) {
+            Some(variable) => format!("provider `{name}` has no key here; set {variable} or add [[keys]]"),
+            None => "the first part of the path names no provider".to_owned(),
+        };
+        let message = format!("{hint}; served: {}", served.join(", "));
+        Err(Fault::new(Code::UnknownProvider, message))
+    }
+
+    /// The served provider that a host belongs to, by exact name. One that a pattern only recognises is
+    /// refused: anybody can own such a host.
+    fn provider_of(&self, host: &str) -> Result<Option<Arc<ProviderKeys>>, Fault> {
+        let served = |name: &str| self.ring.of(name).filter(|keys| !keys.keys.is_empty());
+        if let Some(name) = self.config.hosts.get(host) {
+            return Ok(served(name.as_str()).cloned());
+        }
+        for (suffix, name) in &self.config.host_patterns {
+            if host.ends_with(suffix.as_str()) && served(name.as_str()).is_some() {
+                return Err(Fault::new(
+                    Code::DestinationDenied,
+                    format!(
+                        "{host} looks like a host of `{name}` but is not listed, and anybody can own one; \
+                         if it is yours, add to the configuration: [providers.{name}] hosts = [\"{host}\"]"
+                    ),
+                ));
+            }
+        }
+        Ok(None)
+    }
+
+    fn refuse_other_host(&self, host: &str) -> Result<(), Fault> {
+        if self.config.proxy.tunnel_other_hosts {
+            return Ok(());
+        }
+        Err(Fault::new(
+            Code::DestinationDenied,
+            format!("{host} is no provider's host, and proxy.other_hosts is \"deny\""),
+        ))
+    }
+
+    fn is_own_name(&self, host: &str, local: Option<SocketAddr>) -> bool {
+        is_loopback_name(host)
+            || self.config.listen.hosts.iter().any(|name| name == host)
+            || local.is_some_and(|at| {
+                host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip()))
+            })
+    }
+
+    /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
+    /// no page can come.
+    fn refuse_foreign_host(&self, host: &str, local: Option<SocketAddr>) -> Result<(), Fault> {
+        let name = host.parse::<Authority>().map(|authority| host_key(authority.host())).unwrap_or_default();
+        if local.is_none() || self.is_own_name(&name, local) {
+            return Ok(());
+        }
+        Err(Fault::new(
+            Code::OriginDenied,
+            "this Host is not one of the sidecar's; use a loopback name or add it to listen.hosts",
+        ))
+    }
+
+    fn refuse_foreign_page(&self, headers: &HeaderMap) -> Result<(), Fault> {
+        let allowed =
+            |origin: &[u8]| self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin);
+        let origin = headers.get(ORIGIN);
+        let cross = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
+        match origin {
+            Some(origin) if allowed(origin.as_bytes()) => Ok(()),
+            None if !cross => Ok(()),
+            _ => Err(Fault::new(
+                Code::OriginDenied,
+                "a web page elsewhere sent this; name its origin in listen.allow_origins if it may",
+            )),
+        }
+    }
+}
+
+/// Where a proxied request for a provider's host goes: to that host over the provider's own scheme; or,
+/// where the user set `base_url`, there.
+fn forward_target(
+    provider: &Provider,
+    host: &str,
+    asked: &Authority,
+    scheme: &str,
+    path: &str,
+    query: Option<&str>,
+) -> Result<Uri, Fault> {
+    let base = &provider.base_url;
+    let is_base = base.host().is_some_and(|name| host_key(name) == host);
+    let usual = if scheme == "https" { 443 } else { 80 };
+    let port_fits = asked
+        .port_u16()
+        .is_none_or(|port| port == usual || port == 443 || (is_base && Some(port) == base.port_u16()));
+    if !port_fits {
+        return Err(Fault::new(
+            Code::DestinationDenied,
+            format!("`{}` is served at {host} on its own port alone", provider.name),
+        ));
+    }
+    if is_base {
+        return build_target(base, None, path, query);
+    }
+    if provider.base_url_is_users {
+        return build_target(base, None, &format!("{}{path}", base.path().trim_end_matches('/')), query);
+    }
+    let authority =
+        asked.host().parse().map_err(|_| Fault::new(Code::BadRequest, "the target's host is malformed"))?;
+    build_target(base, Some(authority), path, query)
+}
+
+/// `base`'s scheme and authority (or another authority), with a path and query as they came.
+fn build_target(
+    base: &Uri,
+    authority: Option<Authority>,
+    path: &str,
+    query: Option<&str>,
+) -> Result<Uri, Fault> {
+    let malformed = || Fault::new(Code::BadRequest, "the request target is malformed");
+    let both = match query {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
+        None => PathAndQuery::try_from(path),
+    };
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(base.scheme().cloned().unwrap_or(Scheme::HTTPS));
+    parts.authority = authority.or_else(|| base.authority().cloned());
+    parts.path_and_query = Some(both.map_err(|_| malformed())?);
+    Uri::from_parts(parts).map_err(|_| malformed())
+}
+
+/// The one `Host` of a request (RFC 9112, section 3.2: none or two are 400).
+fn host_of(head: &Parts) -> Result<&str, Fault> {
+    let mut all = head.headers.get_all(HOST).iter();
+    match (all.next(), all.next()) {
+        (Some(host), None) => {
+            host.to_str().map_err(|_| Fault::new(Code::BadRequest, "the Host header is not readable"))
+        }
+        (None, _) => Err(Fault::new(Code::BadRequest, "a Host header is needed")),
+        _ => Err(Fault::new(Code::BadRequest, "two Host headers contradict each other")),
+    }
+}
+
+/// Refuses what different parsers read differently: lengths beside transfer codings, codings other than
+/// one `chunked` (RFC 9112, section 6).
+fn refuse_bad_framing(head: &Parts, saw_length: bool) -> Result<(), Fault> {
+    let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(()) };
+    if saw_length || head.headers.contains_key(http::header::CONTENT_LENGTH) {
+        return Err(Fault::new(
+            Code::BadRequest,
+            "Content-Length and Transfer-Encoding contradict each other",
+        ));
+    }
+    if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+        return Err(Fault::new(Code::UpgradeUnsupported, "Transfer-Encoding can only be one `chunked`"));
+    }
+    Ok(())
+}
+
+fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
+    if head.method == Method::TRACE {
+        return Err(Fault::new(Code::MethodDenied, "TRACE would return the key; it is not forwarded"));
+    }
+    let asks_upgrade = head.headers.contains_key(UPGRADE)
+        && head.headers.get_all(CONNECTION).iter().any(|value| {
+            value
+                .to_str()
+                .unwrap_or_default()
+                .split(',')
+                .any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
+        });
+    if asks_upgrade {
+        return Err(Fault::new(Code::UpgradeUnsupported, "upgrades (WebSocket, h2c) are not supported yet"));
+    }
+    if head.version > Version::HTTP_11 {
+        return Err(Fault::new(Code::BadRequest, "this listener speaks HTTP/1.1"));
+    }
+    Ok(())
+}
+
+/// A steering header's value, when given exactly once.
+fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Fault> {
+    let mut all = headers.get_all(name).iter();
+    match (all.next(), all.next()) {
+        (None, _) => Ok(None),
+        (Some(value), None) => match value.to_str() {
+            Ok(text) => Ok(Some(text.trim())),
+            Err(_) => Err(Fault::new(Code::BadRequest, format!("{name} is not readable"))),
+        },
+        _ => Err(Fault::new(Code::BadRequest, format!("{name} is given twice"))),
+    }
+}
+
+fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(
+    headers: &HeaderMap,
+    name: &str,
+) -> Result<Option<T>, Fault> {
+    let Some(text) = text_of(headers, name)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
+}
+
+/// `500ms`, `3s`, or whole seconds; at most [`LONGEST_WAIT`].
+fn parse_wait(text: &str) -> Result<Duration, Fault> {
+    let wait = match text.parse::<u64>() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => humantime::parse_duration(text).ok(),
+    };
+    wait.map(|wait| wait.min(LONGEST_WAIT)).ok_or_else(|| {
+        Fault::new(Code::BadRequest, "X-Lessor-Max-Wait is a duration: `500ms`, `3s`, or whole seconds")
+    })
+}

@@ -1,0 +1,298 @@
+//! Building the rooms, and running until told to stop.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::{Address, Config};
+use crate::control::admin::{self, AdminState, CheckResult, Hands};
+use crate::control::banner::{Doors, banner};
+use crate::forward::dial::Denied;
+use crate::forward::replay::Budget;
+use crate::forward::{Upstreams, tls::TrustError};
+use crate::lease::Leases;
+use crate::listen::{BindError, Listener, Server};
+use crate::metrics::Metrics;
+use crate::model::{KeyId, OwnerId, ProviderName};
+use crate::proxy::{Checks, Proxy, Rooms};
+use crate::route::Routes;
+use crate::route::ring::Ring;
+use crate::store::memory::MemoryStore;
+use crate::store::{StatusChange, Store, StoreError, SyncKeys};
+
+/// How long the admin doors may take to close at the end.
+const CLOSE: Duration = Duration::from_secs(3);
+
+/// Why lessor did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An address could not be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Trust could not be set up.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// The store said no.
+    #[error("the store could not be opened")]
+    Store(#[from] StoreError),
+    /// The system said no.
+    #[error("signals cannot be watched")]
+    Signals(#[from] std::io::Error),
+}
+
+/// Serves until SIGTERM or SIGINT, then drains. `Ok` when it ended as asked.
+pub async fn run(config: Config, on_terminal: bool) -> Result<(), RunError> {
+    let signals = Signals::watch()?;
+    let config = Arc::new(config);
+    let running = Running::start(&config).await?;
+    announce(&config, &running, on_terminal);
+    running.until_told_to_stop(config.shutdown_grace, signals).await;
+    Ok(())
+}
+
+/// SIGTERM and SIGINT, watched from before the first connection.
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn watch() -> Result<Self, std::io::Error> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
+
+/// A serving lessor.
+struct Running {
+    server: Server,
+    leases: Leases,
+    draining: Arc<AtomicBool>,
+    stop_admin: CancellationToken,
+    admin_tasks: TaskTracker,
+    proxy: Vec<Address>,
+    admin: Address,
+    socket: Option<PathBuf>,
+}
+
+impl Running {
+    async fn start(config: &Arc<Config>) -> Result<Self, RunError> {
+        let metrics = Metrics::new();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let ring = Arc::new(Ring::new(config, &store.salt().await?));
+        let owner = OwnerId::fresh();
+        tell_store(&*store, &ring, &owner).await?;
+        metrics.store_up(true);
+
+        let (listeners, proxy) = bind_proxy(config).await?;
+        let admin_listener = Listener::bind(&config.listen.admin, "admin").await?;
+        let admin = admin_listener.address();
+        let leases = Leases::new(store.clone(), config.lease, config.queue, owner.clone(), metrics.clone());
+        leases.set_repair(repair(ring.clone(), owner));
+        let denied = denied(config, &proxy, &admin);
+        let upstreams = Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied)?);
+        let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
+
+        let server = Server::new(config.limits, config.timeouts);
+        let walk = Proxy::new(Rooms {
+            config: config.clone(),
+            routes: Routes::new(config.clone(), ring.clone(), &tcp_of(&proxy)),
+            leases: leases.clone(),
+            upstreams,
+            checks: checks.clone(),
+            budget: Budget::new(config.retry.max_total),
+            metrics: metrics.clone(),
+            tunnels: server.tracker(),
+            abort: server.aborted(),
+        });
+        let draining = Arc::new(AtomicBool::new(false));
+        let state = Arc::new(AdminState {
+            config: config.clone(),
+            store,
+            metrics,
+            hands: Arc::new(Reach { checks, ring, leases: leases.clone() }),
+            draining: draining.clone(),
+            proxy_addresses: proxy.clone(),
+            started: Instant::now(),
+            version: env!("CARGO_PKG_VERSION"),
+        });
+        let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
+        let socket = open_doors(admin_listener, &proxy, &state, &stop_admin, &admin_tasks);
+        server.start(listeners, &walk);
+        Ok(Self { server, leases, draining, stop_admin, admin_tasks, proxy, admin, socket })
+    }
+
+    /// Drains on the first signal; the second ends the process at once.
+    async fn until_told_to_stop(self, grace: Duration, mut signals: Signals) {
+        signals.next().await;
+        tracing::info!(
+            grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            "stopping; a second signal ends it at once"
+        );
+        self.draining.store(true, Ordering::Relaxed);
+        self.leases.refuse_new();
+        let ending = async {
+            if !self.server.drain(grace).await {
+                tracing::warn!("streams were still open at the end of shutdown.grace and were cut");
+            }
+            self.leases.shutdown().await;
+            self.stop_admin.cancel();
+            self.admin_tasks.close();
+            let _ = tokio::time::timeout(CLOSE, self.admin_tasks.wait()).await;
+        };
+        tokio::select! {
+            () = ending => tracing::info!("stopped"),
+            () = signals.next() => tracing::warn!("stopped at once by a second signal"),
+        }
+    }
+}
+
+async fn tell_store(store: &dyn Store, ring: &Ring, owner: &OwnerId) -> Result<(), StoreError> {
+    for keys in ring.all() {
+        let provider = keys.provider.name.clone();
+        let settings = keys.keys.iter().map(crate::route::ring::RingKey::settings).collect();
+        store
+            .sync_keys(SyncKeys { provider: provider.clone(), owner: owner.clone(), keys: settings })
+            .await?;
+        for key in keys.keys.iter().filter(|key| key.config.disabled) {
+            store.set_status(provider.clone(), key.config.id.clone(), StatusChange::Disable).await?;
+        }
+    }
+    Ok(())
+}
+
+type Repair = Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync>;
+
+/// What the store is told again when it has lost a key's settings.
+fn repair(ring: Arc<Ring>, owner: OwnerId) -> Repair {
+    Arc::new(move |provider| {
+        let keys = ring.of(provider.as_str());
+        let settings = keys.map(|keys| keys.keys.iter().map(crate::route::ring::RingKey::settings).collect());
+        SyncKeys { provider: provider.clone(), owner: owner.clone(), keys: settings.unwrap_or_default() }
+    })
+}
+
+async fn bind_proxy(config: &Config) -> Result<(Vec<Listener>, Vec<Address>), BindError> {
+    let mut listeners = Vec::new();
+    for address in &config.listen.proxy {
+        listeners.push(Listener::bind(address, "proxy").await?);
+    }
+    let bound = listeners.iter().map(Listener::address).collect();
+    Ok((listeners, bound))
+}
+
+fn tcp_of(addresses: &[Address]) -> Vec<SocketAddr> {
+    addresses
+        .iter()
+        .filter_map(|address| match address {
+            Address::Tcp(at) => Some(*at),
+            Address::Unix(..) => None,
+        })
+        .collect()
+}
+
+/// What clients may not reach: denied nets, lessor's own listeners, and loopback where callers are
+/// elsewhere.
+fn denied(config: &Config, proxy: &[Address], admin: &Address) -> Denied {
+    let own = tcp_of(&[proxy, std::slice::from_ref(admin)].concat());
+    let loopback = tcp_of(proxy).iter().any(|at| !at.ip().is_loopback());
+    Denied { nets: config.proxy.deny_nets.clone(), own, loopback }
+}
+
+/// Serves both admin doors; a socket that cannot be made is one warning and no reason not to start.
+fn open_doors(
+    listener: Listener,
+    proxy: &[Address],
+    state: &Arc<AdminState>,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Option<PathBuf> {
+    let (state, stop) = (state.clone(), stop.clone());
+    match listener.into_inner() {
+        crate::listen::Inner::Tcp(tcp) => tasks.spawn(admin::serve_tcp(tcp, state.clone(), stop.clone())),
+        crate::listen::Inner::Unix(unix) => tasks.spawn(admin::serve_unix(unix, state.clone(), stop.clone())),
+    };
+    let path = admin::socket_path(proxy.first()?);
+    match admin::bind_unix(&path) {
+        Ok(unix) => {
+            tasks.spawn(admin::serve_unix(unix, state, stop));
+            Some(path)
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "no admin socket; the command line needs --admin");
+            None
+        }
+    }
+}
+
+fn announce(config: &Config, running: &Running, on_terminal: bool) {
+    let proxy = running.proxy.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let socket = running.socket.as_ref().map(|path| path.display().to_string());
+    tracing::info!(proxy, admin = %running.admin, admin_socket = socket, config = config.origin, "listening");
+    if on_terminal {
+        let doors = Doors { tcp: Some(&running.admin), socket: running.socket.as_deref() };
+        // The one thing besides the log that `run` prints; stderr, so that pipes stay clean.
+        #[allow(clippy::print_stderr)]
+        {
+            eprint!("{}", banner(config, &running.proxy, doors));
+        }
+    } else {
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+    }
+}
+
+/// What the admin doors may ask of the running proxy.
+struct Reach {
+    checks: Checks,
+    ring: Arc<Ring>,
+    leases: Leases,
+}
+
+impl Hands for Reach {
+    fn check(
+        &self,
+        provider: &ProviderName,
+        key: &KeyId,
+    ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
+        let (checks, provider, key) = (self.checks.clone(), provider.clone(), key.clone());
+        Box::pin(async move {
+            let found = checks.run(&provider, &key).await;
+            CheckResult {
+                ok: found.ok,
+                status: found.status,
+                class: found.class.as_str().to_owned(),
+                message: found.message,
+            }
+        })
+    }
+
+    fn switched(&self, provider: &ProviderName, key: &KeyId, on: bool) {
+        if let Some(keys) = self.ring.of(provider.as_str()) {
+            keys.switch(key, on);
+        }
+        self.leases.wake(provider);
+    }
+
+    fn waiting(&self) -> usize {
+        self.leases.waiting()
+    }
+
+    fn live(&self) -> usize {
+        self.leases.live()
+    }
+}

@@ -1,0 +1,297 @@
+//! The rules of the lease store as a pure state machine: time is an argument, nothing here waits,
+//! locks or fails.
+//!
+//! A [`Ledger`] is one provider's keys, leases and rests. `memory:` is a ledger behind a lock; the
+//! shared backends say the same thing in their own language, and the contract suite holds them to it.
+//!
+//! What it promises: live leases on a key never exceed the cap in force when each was granted; a lease
+//! that nobody renews frees its slot at its end, without anybody's help; a call that names what is not
+//! its own changes nothing. Every collection is bounded: leases by caps, keys by configurations seen
+//! within a day, rests by [`subject`]'s bounds. No memory of ended leases is kept, since `release` must
+//! be able to run where nothing can be written. So a duplicate of an acquire that overtakes its own
+//! release may be granted again: its deadline bounds when, and its expiry how long. For the same reason
+//! a sidecar must not `reassert` a lease that it has begun to release.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::{Epoch, KeySettings, StatusChange, StoreTime, SyncKeys};
+use crate::model::{
+    AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, LeaseId, OwnerId, PoolName,
+    ProviderName,
+};
+
+mod lend;
+mod report;
+pub mod rest;
+pub mod subject;
+mod view;
+
+pub use lend::Released;
+pub use report::Effect;
+
+use rest::{Evidence, Rest};
+use subject::{Rests, Subject};
+
+/// How long a key that no sidecar names any more is kept.
+const KEPT_UNSEEN: Duration = Duration::from_hours(24);
+/// How long a learned cap stays, and each step of its way back up takes.
+const LEARNED_STEP: Duration = Duration::from_mins(1);
+
+/// Whether an unrenewed lease ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expiry {
+    /// At its time, as in every store that outlives a sidecar.
+    Ttl,
+    /// Never: holder and store are one process, and the holder's guard always gives back. Leases then
+    /// last until [`StoreTime::NEVER`].
+    Never,
+}
+
+/// One provider's keys, leases and rests.
+#[derive(Debug)]
+pub struct Ledger {
+    provider: ProviderName,
+    expiry: Expiry,
+    epoch: Epoch,
+    /// Set once per epoch, by the first renewal that names another: see [`Ledger::renew`].
+    grace_until: Option<StoreTime>,
+    last_token: FencingToken,
+    keys: HashMap<KeyId, Key>,
+    leases: HashMap<LeaseId, Lease>,
+    rests: Rests,
+}
+
+/// What the ledger knows of a key beside its rests.
+#[derive(Debug, Default)]
+struct Key {
+    /// `None` while only a reasserted lease speaks of it.
+    settings: Option<Settings>,
+    disabled: bool,
+    learned: Option<Learned>,
+    last_used_at: Option<StoreTime>,
+    seen_at: StoreTime,
+    /// Its leases; some may have expired.
+    leases: HashSet<LeaseId>,
+}
+
+#[derive(Debug)]
+struct Settings {
+    pool: PoolName,
+    group: Option<GroupName>,
+    cap: u32,
+    fingerprint: Option<Fingerprint>,
+}
+
+/// A cap that the provider taught: `cap` at `since`, one more with each step.
+#[derive(Debug, Clone, Copy)]
+struct Learned {
+    cap: u32,
+    since: StoreTime,
+}
+
+#[derive(Debug)]
+struct Lease {
+    key: KeyId,
+    pool: PoolName,
+    fingerprint: Fingerprint,
+    token: FencingToken,
+    owner: OwnerId,
+    app: AppName,
+    expires_at: StoreTime,
+    revoked: bool,
+    probe: bool,
+    wants_success: bool,
+}
+
+impl Lease {
+    fn is_live(&self, now: StoreTime) -> bool {
+        now < self.expires_at
+    }
+}
+
+impl Learned {
+    fn cap_at(self, now: StoreTime) -> u32 {
+        let steps = now.since(self.since).as_secs() / LEARNED_STEP.as_secs();
+        self.cap.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX))
+    }
+}
+
+impl Key {
+    /// The configured cap: one that is missing or 0 counts as 1.
+    fn cap(&self) -> u32 {
+        self.settings.as_ref().map_or(1, |settings| settings.cap.max(1))
+    }
+
+    /// The cap for new leases.
+    fn cap_in_force(&self, now: StoreTime) -> u32 {
+        self.learned.map_or(self.cap(), |learned| learned.cap_at(now).min(self.cap()))
+    }
+}
+
+impl Ledger {
+    /// An empty one, with no grace: whoever finds nothing has nothing to wait for.
+    pub fn new(provider: ProviderName, expiry: Expiry, epoch: Epoch) -> Self {
+        Self {
+            provider,
+            expiry,
+            epoch,
+            grace_until: None,
+            last_token: FencingToken(0),
+            keys: HashMap::new(),
+            leases: HashMap::new(),
+            rests: Rests::default(),
+        }
+    }
+
+    /// Takes the next token: above all before, and above those of a life whose data is lost.
+    fn next_token(&mut self, now: StoreTime) -> FencingToken {
+        let last = self.last_token.0;
+        self.last_token = FencingToken(last.saturating_add(1).max(now.0.saturating_mul(1000)));
+        self.last_token
+    }
+
+    fn is_live(&self, lease: LeaseId, now: StoreTime) -> bool {
+        self.leases.get(&lease).is_some_and(|lease| lease.is_live(now))
+    }
+
+    /// Live leases of a key.
+    fn in_use(&self, key: &Key, now: StoreTime) -> u32 {
+        let live = match self.expiry {
+            Expiry::Never => key.leases.len(),
+            Expiry::Ttl => key.leases.iter().filter(|id| self.is_live(**id, now)).count(),
+        };
+        u32::try_from(live).unwrap_or(u32::MAX)
+    }
+
+    /// Forgets a lease, live or not.
+    fn forget(&mut self, id: LeaseId) -> Option<Lease> {
+        let lease = self.leases.remove(&id)?;
+        if let Some(key) = self.keys.get_mut(&lease.key) {
+            key.leases.remove(&id);
+        }
+        Some(lease)
+    }
+
+    /// Writes the settings of the keys named. Live leases stay with a key that moves to another pool,
+    /// and above a cap that shrinks: they end by themselves. Keys that no sidecar has named or used
+    /// for a day, and that hold no lease, go.
+    pub fn sync_keys(&mut self, ask: &SyncKeys, now: StoreTime) {
+        for KeySettings { key, pool, group, max_concurrent_uses, fingerprint } in &ask.keys {
+            let known = self.keys.entry(key.clone()).or_default();
+            known.settings = Some(Settings {
+                pool: pool.clone(),
+                group: group.clone(),
+                cap: *max_concurrent_uses,
+                fingerprint: *fingerprint,
+            });
+            known.seen_at = now;
+        }
+        let leases = &mut self.leases;
+        let rests = &mut self.rests;
+        self.keys.retain(|id, key| {
+            let seen = key.last_used_at.map_or(key.seen_at, |used| used.max(key.seen_at));
+            let live = |id: &LeaseId| leases.get(id).is_some_and(|lease| lease.is_live(now));
+            if now < seen.plus(KEPT_UNSEEN) || key.leases.iter().any(live) {
+                return true;
+            }
+            for lease in &key.leases {
+                leases.remove(lease);
+            }
+            rests.lift(|subject, _| subject.is_of_key(id));
+            false
+        });
+    }
+
+    /// Applies a person's or a check's word; `false` when the key is not known.
+    ///
+    /// `Enable` lifts `invalid` for every secret. `Clear` also lifts the rests of the key's group, for
+    /// nothing else does it by hand, and the learned cap; it lifts no `invalid`, and not the rests of
+    /// the provider, which last seconds.
+    pub fn set_status(&mut self, id: &KeyId, change: &StatusChange, now: StoreTime) -> bool {
+        let Some(key) = self.keys.get_mut(id) else { return false };
+        let Some(settings) = &key.settings else { return false };
+        match change {
+            StatusChange::Disable => key.disabled = true,
+            StatusChange::Enable => {
+                key.disabled = false;
+                self.rests.lift(|subject, rest| subject.is_of_key(id) && rest.is_invalid());
+            }
+            StatusChange::CheckedGood(secret) => {
+                self.rests.lift(|subject, rest| {
+                    let same = subject.is_of_key(id) && subject.is_of_secret(*secret);
+                    same && (rest.is_invalid() || rest.doubt)
+                });
+            }
+            StatusChange::Clear => {
+                key.learned = None;
+                let group = settings.group.as_ref();
+                self.rests.lift(|subject, rest| {
+                    let own = subject.is_of_key(id) && !rest.is_invalid();
+                    own || group.is_some_and(|group| subject.is_of_group(group))
+                });
+            }
+            StatusChange::CheckedBad(secret) => {
+                let stamp = self.next_token(now);
+                let evidence = Evidence {
+                    class: Class::Invalid,
+                    wait: None,
+                    doubt: false,
+                    by_check: true,
+                    status: None,
+                    code: None,
+                    lease: None,
+                    token: stamp,
+                };
+                self.refuse(Subject::Key(id.clone(), *secret), &evidence, stamp, now);
+            }
+        }
+        true
+    }
+
+    /// Marks a lease to end; `false` when none such lives. Its slot stays taken until its holder gives
+    /// it back or it expires, for until then the holder may still use the key.
+    pub fn revoke(&mut self, id: LeaseId, now: StoreTime) -> bool {
+        let Some(lease) = self.leases.get_mut(&id).filter(|lease| lease.is_live(now)) else { return false };
+        lease.revoked = true;
+        true
+    }
+
+    /// A key's status with one secret; with none it is pending.
+    fn status(&self, id: &KeyId, secret: Option<Fingerprint>, now: StoreTime) -> KeyStatus {
+        if self.keys.get(id).is_some_and(|key| key.disabled) {
+            return KeyStatus::Disabled;
+        }
+        let Some(secret) = secret else { return KeyStatus::Pending };
+        match self.rests.get(&Subject::Key(id.clone(), secret)) {
+            Some(rest) if rest.is_invalid() => KeyStatus::Invalid,
+            Some(rest) if rest.is_resting(now) => match rest.class {
+                Class::Rate => KeyStatus::RateLimited,
+                Class::Quota => KeyStatus::Exhausted,
+                _ => KeyStatus::Cooldown,
+            },
+            Some(rest) if rest.is_probation(now) => KeyStatus::Probation,
+            _ => KeyStatus::Available,
+        }
+    }
+
+    /// Writes what `evidence` says about a subject; the end of the rest that now covers it.
+    fn refuse(
+        &mut self,
+        subject: Subject,
+        evidence: &Evidence,
+        stamp: FencingToken,
+        now: StoreTime,
+    ) -> Option<StoreTime> {
+        let rest = Rest::after(self.rests.get(&subject), evidence, stamp, now)?;
+        let until = rest.until;
+        let current = match &subject {
+            Subject::Key(key, _) => {
+                self.keys.get(key).and_then(|key| key.settings.as_ref()).and_then(|key| key.fingerprint)
+            }
+            _ => None,
+        };
+        self.rests.set(subject, rest, current, now);
+        (until > now).then_some(until)
+    }
+}

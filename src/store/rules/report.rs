@@ -1,0 +1,112 @@
+//! What an answer changes.
+
+use super::rest::Evidence;
+use super::subject::Subject;
+use super::{Learned, Ledger};
+use crate::model::{Class, Scope};
+use crate::store::{Report, Reported, StoreTime};
+
+/// What a [`Report`] did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Effect {
+    /// What the reporter is told.
+    pub reported: Reported,
+    /// Whether a rest was lifted, so that somebody who waits may go on.
+    pub lifted: bool,
+}
+
+impl Ledger {
+    /// Applies an outcome. A report that contradicts its own live lease, or names a key that nobody
+    /// serves, changes nothing.
+    pub fn report(&mut self, ask: &Report, now: StoreTime) -> Effect {
+        let contradicted = self.leases.get(&ask.lease).is_some_and(|lease| {
+            lease.key != ask.key || lease.token != ask.token || lease.fingerprint != ask.fingerprint
+        });
+        let served = self.keys.get(&ask.key).is_some_and(|key| key.settings.is_some());
+        if contradicted || !served {
+            return Effect::default();
+        }
+        let mut effect = Effect::default();
+        match ask.outcome.class {
+            Class::Success => effect.lifted = self.succeed(ask, now),
+            Class::Concurrency => self.learn(ask, now),
+            Class::Caller | Class::Cancelled | Class::Network => {}
+            Class::Rate
+            | Class::Quota
+            | Class::Invalid
+            | Class::Access
+            | Class::Region
+            | Class::Overloaded => {
+                let evidence = Evidence {
+                    class: ask.outcome.class,
+                    wait: ask.outcome.wait,
+                    doubt: ask.outcome.class == Class::Invalid && !ask.outcome.proven,
+                    by_check: false,
+                    status: ask.outcome.status,
+                    code: ask.outcome.code.clone(),
+                    lease: Some(ask.lease),
+                    token: self.believed(ask.token, now),
+                };
+                let stamp = self.next_token(now);
+                effect.reported.cooling_until = self.refuse(blamed(ask), &evidence, stamp, now);
+            }
+        }
+        effect.reported.status = Some(self.status(&ask.key, Some(ask.fingerprint), now));
+        effect
+    }
+
+    /// Lifts what rests, or is remembered, of every subject of this request, where this lease was
+    /// granted after it was set.
+    fn succeed(&mut self, ask: &Report, now: StoreTime) -> bool {
+        if self.rests.is_empty() {
+            return false;
+        }
+        let token = self.believed(ask.token, now);
+        let mut lifted = false;
+        for subject in Subject::bearing(&ask.key, ask.fingerprint, ask.group.as_ref(), ask.model.as_ref()) {
+            if self.rests.get(&subject).is_some_and(|rest| rest.is_lifted_by(token)) {
+                lifted |= self.rests.remove(&subject);
+            }
+        }
+        lifted
+    }
+
+    /// Takes one use less than were live when the provider said "too many", and never more than was
+    /// learned before. Said of a lease that has ended it tells nothing: how many lived with it is gone.
+    fn learn(&mut self, ask: &Report, now: StoreTime) {
+        if !self.is_live(ask.lease, now) {
+            return;
+        }
+        let Some(key) = self.keys.get(&ask.key) else { return };
+        let cap = self.in_use(key, now).saturating_sub(1).max(1).min(key.cap_in_force(now));
+        if let Some(key) = self.keys.get_mut(&ask.key) {
+            key.learned = Some(Learned { cap, since: now });
+        }
+    }
+}
+
+/// The subject a refusal rests. Where its scope names what the request does not have, the next wider
+/// one that it has counts: a group scope without a group means the key, a model scope without a model
+/// the whole subject.
+fn blamed(ask: &Report) -> Subject {
+    let scope = match (ask.outcome.class, ask.outcome.proven) {
+        (Class::Invalid, true) => Scope::Key,
+        (Class::Invalid, false) | (Class::Access | Class::Region, _) => Scope::KeyModel,
+        (Class::Overloaded, _) => Scope::ProviderModel,
+        _ => ask.outcome.scope,
+    };
+    let key = || Subject::Key(ask.key.clone(), ask.fingerprint);
+    let key_model = || match &ask.model {
+        Some(model) => Subject::KeyModel(ask.key.clone(), ask.fingerprint, model.clone()),
+        None => key(),
+    };
+    match (scope, &ask.group, &ask.model) {
+        (Scope::Key, ..) | (Scope::Group, None, _) => key(),
+        (Scope::KeyModel, ..) | (Scope::GroupModel, None, _) => key_model(),
+        (Scope::Group, Some(group), _) | (Scope::GroupModel, Some(group), None) => {
+            Subject::Group(group.clone())
+        }
+        (Scope::GroupModel, Some(group), Some(model)) => Subject::GroupModel(group.clone(), model.clone()),
+        (Scope::ProviderModel, _, model) => Subject::ProviderModel(model.clone()),
+    }
+}

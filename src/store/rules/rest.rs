@@ -1,0 +1,262 @@
+//! A rest: the one mechanism behind every cooldown, whatever its subject and whatever set it.
+//!
+//! A rest has an end, and remembers why it was set and which tokens had been issued by then. Three
+//! rules hold for all of them. The longest evidence wins: nothing shortens a rest but a success, a
+//! check or a person. Only a lease granted after the rest was set knows better: its success lifts the
+//! rest, and only its refusal makes the next wait longer, since the many answers that were on their
+//! way when the first refusal came are one piece of news. Waits the provider named are taken as they
+//! are (within the bound of their class) and grow nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::{Class, FencingToken, LeaseId};
+use crate::store::StoreTime;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_mins(1);
+const HOUR: Duration = Duration::from_hours(1);
+const DAY: Duration = Duration::from_hours(24);
+
+/// How long a rest's growth is remembered after its end when nothing bad happens.
+const GROWTH_REMEMBERED: Duration = Duration::from_mins(10);
+/// How often an exhausted subject is tried before its named end: people top up their accounts.
+const EARLY_PROBE_EVERY: Duration = Duration::from_mins(30);
+
+/// How a class's waits are chosen.
+struct Policy {
+    /// The first wait when the provider named none.
+    first: Duration,
+    /// Where doubling stops; equal to `first` where nothing doubles.
+    most: Duration,
+    /// Whether the rest is followed by a probation.
+    probation: bool,
+}
+
+impl Policy {
+    /// The table of the design's section 7.
+    fn of(class: Class) -> Self {
+        let (first, most, probation) = match class {
+            Class::Rate => (SECOND * 5, MINUTE * 2, false),
+            Class::Quota => (MINUTE * 15, HOUR * 6, true),
+            Class::Overloaded => (SECOND, MINUTE, true),
+            Class::Access | Class::Region => (MINUTE * 30, MINUTE * 30, false),
+            // Only doubt comes here: what is proven ends with a check, not with a time.
+            Class::Invalid => (MINUTE, MINUTE, false),
+            Class::Concurrency | Class::Caller | Class::Success | Class::Cancelled | Class::Network => {
+                (Duration::ZERO, Duration::ZERO, false)
+            }
+        };
+        Self { first, most, probation }
+    }
+
+    fn grows(&self) -> bool {
+        self.most > self.first
+    }
+
+    /// The wait after `strikes` refusals in a row that named none.
+    fn wait(&self, strikes: u32) -> Duration {
+        // 20 doublings of a second are beyond every `most`, so the bound on the shift changes nothing.
+        self.first.saturating_mul(1 << strikes.saturating_sub(1).min(20)).min(self.most)
+    }
+}
+
+/// A wait the provider named, within the bound of its class; `None` where the class takes none.
+fn bounded(class: Class, said: Duration) -> Option<Duration> {
+    match class {
+        // Above an hour it names a day's window, which a rate limit can have; between, it is a guess.
+        Class::Rate if said > HOUR => Some(said.min(DAY * 32)),
+        Class::Rate => Some(said.min(MINUTE * 10)),
+        Class::Quota => Some(said.min(DAY * 32)),
+        // One busy answer must not stop a whole provider for long.
+        Class::Overloaded => Some(said.min(MINUTE)),
+        _ => None,
+    }
+}
+
+/// What was learned about a subject, and from whom.
+#[derive(Debug, Clone)]
+pub struct Evidence {
+    /// The class.
+    pub class: Class,
+    /// The wait the provider named.
+    pub wait: Option<Duration>,
+    /// Not proven: lessor's own check decides.
+    pub doubt: bool,
+    /// lessor's own check said so, not an answer to a caller.
+    pub by_check: bool,
+    /// The answer's status.
+    pub status: Option<u16>,
+    /// The body's code.
+    pub code: Option<Arc<str>>,
+    /// The lease that met it; `None` for a check.
+    pub lease: Option<LeaseId>,
+    /// The token of that lease.
+    pub token: FencingToken,
+}
+
+/// A time until which a subject is not lent, and what follows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rest {
+    /// The class that set it.
+    pub class: Class,
+    /// When it began.
+    pub since: StoreTime,
+    /// When it ends; [`StoreTime::NEVER`] where a check or a person must end it.
+    pub until: StoreTime,
+    /// Above every token issued before it was last set, below every one issued after.
+    pub token: FencingToken,
+    /// Refusals in a row that named no wait: the next wait is the first, doubled as often.
+    pub strikes: u32,
+    /// Whether a probation follows: one lease at a time until a success.
+    pub on_probe_end: bool,
+    /// The lease that probes. It is out while that lease lives, so that its end, however it comes,
+    /// ends the probe without a write.
+    pub probe_lease: Option<LeaseId>,
+    /// When it was last probed; its beginning at first.
+    pub probed_at: StoreTime,
+    /// Whether lessor's own check lifts it.
+    pub doubt: bool,
+    /// Whether lessor's own check set it.
+    pub by_check: bool,
+    /// The status that was evidence.
+    pub status: Option<u16>,
+    /// The body's code that was evidence.
+    pub code: Option<Arc<str>>,
+}
+
+/// What a rest says to somebody who wants to lend its subject.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// Lend.
+    Open,
+    /// Lend once, as the probe.
+    Probe,
+    /// Lend once, as the probe; where that cannot be, it cools until then.
+    EarlyProbe(StoreTime),
+    /// The probe is out.
+    ProbeOut(LeaseId),
+    /// Not before then.
+    Cooling(StoreTime),
+    /// Not before a check or a person says so.
+    Invalid,
+}
+
+impl Rest {
+    /// What is known after `evidence`: `old` or something longer, never something shorter. `stamp` is
+    /// a token newer than all issued so far. `None` when the wait named is already over.
+    pub fn after(
+        old: Option<&Self>,
+        evidence: &Evidence,
+        stamp: FencingToken,
+        now: StoreTime,
+    ) -> Option<Self> {
+        let old = old.filter(|rest| !rest.is_forgotten(now));
+        let policy = Policy::of(evidence.class);
+        let said = evidence.wait.and_then(|said| bounded(evidence.class, said));
+        let fresh = old.is_none_or(|rest| rest.is_news(evidence, now));
+        let known = old.filter(|rest| rest.class == evidence.class).map_or(0, |rest| rest.strikes);
+        let strikes = match said {
+            _ if !policy.grows() => 0,
+            Some(_) => known,
+            None if fresh => known.saturating_add(1),
+            None => known.max(1),
+        };
+        let until = match (evidence.class, said) {
+            (Class::Invalid, _) if !evidence.doubt => StoreTime::NEVER,
+            (_, Some(said)) => now.plus(said),
+            (_, None) => now.plus(policy.wait(strikes)),
+        };
+        let probed = |rest: &Self| rest.probe_lease.is_some() && rest.probe_lease == evidence.lease;
+        match old {
+            Some(old) if old.until >= until => {
+                let mut kept = old.clone();
+                kept.on_probe_end |= policy.probation;
+                if fresh {
+                    kept.token = stamp;
+                    if kept.class == evidence.class {
+                        kept.strikes = strikes;
+                    }
+                    if probed(old) {
+                        kept.probe_lease = None;
+                    }
+                }
+                Some(kept)
+            }
+            _ if until <= now && old.is_none() => None,
+            _ => {
+                let resting = old.filter(|rest| now < rest.until);
+                Some(Self {
+                    class: evidence.class,
+                    since: resting.map_or(now, |rest| rest.since),
+                    until,
+                    token: stamp,
+                    strikes,
+                    on_probe_end: policy.probation || old.is_some_and(|rest| rest.on_probe_end),
+                    probe_lease: old.filter(|rest| !probed(rest)).and_then(|rest| rest.probe_lease),
+                    probed_at: resting.map_or(now, |rest| rest.probed_at),
+                    doubt: evidence.doubt,
+                    by_check: evidence.by_check,
+                    status: evidence.status,
+                    code: evidence.code.clone(),
+                })
+            }
+        }
+    }
+
+    /// Whether a refusal tells more than the one that set this rest: its lease is newer, and it was
+    /// not sent into a rest that was known (only a probe is).
+    fn is_news(&self, evidence: &Evidence, now: StoreTime) -> bool {
+        let probed = self.probe_lease.is_some() && self.probe_lease == evidence.lease;
+        evidence.token > self.token && (now >= self.until || probed)
+    }
+
+    /// Whether a success of a lease with `token` lifts it.
+    pub fn is_lifted_by(&self, token: FencingToken) -> bool {
+        token > self.token
+    }
+
+    /// Whether nothing of it is worth remembering.
+    pub fn is_forgotten(&self, now: StoreTime) -> bool {
+        now >= self.until
+            && !self.on_probe_end
+            && (self.strikes == 0 || now >= self.until.plus(GROWTH_REMEMBERED))
+    }
+
+    /// Whether it stops lending right now, save for a probe.
+    pub fn is_resting(&self, now: StoreTime) -> bool {
+        now < self.until
+    }
+
+    /// Whether only a check or a person ends it.
+    pub fn is_invalid(&self) -> bool {
+        self.class == Class::Invalid && !self.doubt
+    }
+
+    /// Whether it is over, but a success is still owed.
+    pub fn is_probation(&self, now: StoreTime) -> bool {
+        now >= self.until && self.on_probe_end
+    }
+
+    /// What it says to somebody who wants to lend its subject; `probe_is_live` tells whether the lease
+    /// in [`Rest::probe_lease`] lives.
+    pub fn gate(&self, now: StoreTime, probe_is_live: bool) -> Gate {
+        if self.is_invalid() {
+            return Gate::Invalid;
+        }
+        let probe = self.probe_lease.filter(|_| probe_is_live);
+        if self.is_resting(now) {
+            let due = self.class == Class::Quota && now >= self.probed_at.plus(EARLY_PROBE_EVERY);
+            return if due && probe.is_none() {
+                Gate::EarlyProbe(self.until)
+            } else {
+                Gate::Cooling(self.until)
+            };
+        }
+        match (self.on_probe_end, probe) {
+            (false, _) => Gate::Open,
+            (true, Some(lease)) => Gate::ProbeOut(lease),
+            (true, None) => Gate::Probe,
+        }
+    }
+}
