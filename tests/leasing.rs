@@ -387,3 +387,22 @@ async fn a_revoked_lease_cuts_its_stream() {
     lessor.is_free_within_a_second("a").await;
     assert_eq!(lessor.status("a").await, "available");
 }
+
+#[tokio::test]
+async fn of_64_that_ask_for_one_slot_at_once_and_will_not_wait_one_gets_it() {
+    let gate = Gate::default();
+    let provider = holding(&gate).await;
+    let lessor = Arc::new(Setup::openai(&provider).key(Key::new("a").cap(1)).start().await);
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let lessor = Arc::clone(&lessor);
+        let request = Request::get("/openai/v1/models").header("x-lessor-max-wait", "0s");
+        asked.spawn(async move { lessor.ask(request).await });
+    }
+    for _ in 0..63 {
+        asked.join_next().await.unwrap().unwrap().is_error(429, "pool_exhausted");
+    }
+    gate.open();
+    assert_eq!(asked.join_next().await.unwrap().unwrap().status, 200);
+    assert_eq!((provider.count(), provider.most_at_once("sk-a")), (1, 1));
+}

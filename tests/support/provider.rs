@@ -829,7 +829,8 @@ impl Connection {
                     let n = (*left).min(self.input.len() as u64);
                     *left -= n;
                     let (at_end, chunked) = (*left == 0, matches!(body.left, Left::Chunks(_)));
-                    let part: Vec<u8> = self.input.drain(..n as usize).collect();
+                    let rest = self.input.split_off(n as usize);
+                    let part = std::mem::replace(&mut self.input, rest);
                     body.check.take(&part);
                     let check = body.check;
                     self.note(number, |seen| {
