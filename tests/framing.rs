@@ -24,7 +24,7 @@ const SMUGGLED: &str = "GET /openai/v1/smuggled HTTP/1.1\r\nHost: {host}\r\n\r\n
 /// nothing at the provider.
 async fn is_refused(lessor: &Lessor, provider: &Provider, request: &str, statuses: &[u16]) {
     let mut raw = say(lessor, &format!("{request}{SMUGGLED}")).await;
-    let said = raw.to_end().await;
+    let said = raw.rest().await;
     let status: u16 = said.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
     assert!(statuses.contains(&status), "{request:?} was answered with {said:?}");
     assert_eq!(said.matches("HTTP/1.1 ").count(), 1, "{request:?}: more than one answer: {said:?}");
@@ -92,11 +92,11 @@ async fn a_head_too_large_is_refused() {
         let head = format!("GET /openai/v1/models HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n");
         // The refusal may come, and with it the end, before all was written.
         let _ = tokio::io::AsyncWriteExt::write_all(&mut raw.0, head.as_bytes()).await;
-        let said = raw.to_end().await;
+        let said = raw.rest().await;
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 431 "), "{said}");
     }
     let uri = format!("GET /openai/{} HTTP/1.1\r\nHost: {{host}}\r\n\r\n", "y".repeat(70_000));
-    let said = say(&lessor, &uri).await.to_end().await;
+    let said = say(&lessor, &uri).await.rest().await;
     assert!(said.starts_with("HTTP/1.1 414 ") || said.starts_with("HTTP/1.1 431 "), "{said}");
     assert_eq!(provider.count(), 0);
 }
@@ -137,7 +137,7 @@ async fn chunks_that_cannot_be_read_are_400_and_blame_nobody() {
         let head = format!(
             "{method} /openai/v1/files HTTP/1.1\r\nHost: {{host}}\r\nTransfer-Encoding: chunked\r\n\r\n"
         );
-        let said = say(&lessor, &format!("{head}{chunks}")).await.to_end().await;
+        let said = say(&lessor, &format!("{head}{chunks}")).await.rest().await;
         assert!(said.starts_with("HTTP/1.1 400 "), "{method} {chunks:?} was answered with {said:?}");
         let whole = async || provider.seen().iter().any(|seen| seen.body_complete).then_some(());
         assert!(whole().await.is_none(), "{chunks:?} became a whole body");
@@ -310,7 +310,7 @@ async fn interim_answers_before_the_final_one_are_stepped_over() {
 async fn an_http_1_0_client_gets_a_body_that_ends_with_the_connection() {
     let provider = Provider::start(|_| Play::sse().event("one").done()).await;
     let lessor = start(&provider).await;
-    let said = say(&lessor, "GET /openai/v1/models HTTP/1.0\r\nHost: {host}\r\n\r\n").await.to_end().await;
+    let said = say(&lessor, "GET /openai/v1/models HTTP/1.0\r\nHost: {host}\r\n\r\n").await.rest().await;
     let lower = said.to_ascii_lowercase();
     assert!(lower.starts_with("http/1.0 200 ") || lower.starts_with("http/1.1 200 "), "{said}");
     assert!(!lower.contains("transfer-encoding"), "{said}");
@@ -330,7 +330,7 @@ async fn a_target_that_names_no_provider_by_trickery_reaches_none() {
     ] {
         let method = if target == "*" { "OPTIONS" } else { "GET" };
         let request = format!("{method} {target} HTTP/1.1\r\nHost: {{host}}\r\nConnection: close\r\n\r\n");
-        let said = say(&lessor, &request).await.to_end().await;
+        let said = say(&lessor, &request).await.rest().await;
         let status: u16 = said.split(' ').nth(1).unwrap().parse().unwrap();
         assert!((400..=404).contains(&status), "{target}: {said}");
         assert!(said.to_ascii_lowercase().contains("x-lessor-error"), "{target}: {said}");

@@ -296,7 +296,7 @@ async fn who_shows_no_good_token_is_stopped_before_all_routing() {
     assert!(answer.header("proxy-authenticate").starts_with("Basic"), "{:?}", answer.headers);
     let mut raw = lessor.raw().await;
     raw.write("CONNECT example.test:443 HTTP/1.1\r\nHost: example.test:443\r\n\r\n").await;
-    assert!(raw.to_end().await.starts_with("HTTP/1.1 407 "));
+    assert!(raw.rest().await.starts_with("HTTP/1.1 407 "));
     assert_eq!(provider.count(), 0);
 }
 
@@ -343,4 +343,66 @@ async fn leases_are_seen_while_they_live() {
     assert_eq!(request.await.unwrap().header("x-lessor-lease"), lease["id"].as_str().unwrap());
     lessor.is_free_within_a_second("a").await;
     assert_eq!(lessor.admin("/v1/leases").await.json(), json!({"leases": []}));
+}
+
+#[tokio::test]
+async fn a_stream_longer_than_the_ttl_keeps_its_lease_by_renewal() {
+    let provider = Provider::plain(|_| Play::sse().event("one").wait(ms(3000)).done()).await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1));
+    let lessor = setup.set("lease.ttl", "\"2s\"").set("lease.heartbeat", "\"500ms\"").start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    let before = lessor.admin("/v1/leases").await.json()["leases"][0]["expires_at_ms"].as_u64().unwrap();
+    let renewed = async || {
+        let leases = lessor.admin("/v1/leases").await.json();
+        (leases["leases"][0]["expires_at_ms"].as_u64()? > before).then_some(())
+    };
+    support::eventually("the lease is renewed", renewed).await;
+    assert_eq!(stream.whole().await.unwrap().status, 200);
+    assert_eq!(lessor.metric("lessor_lease_lost_total").await, 0.0);
+    assert_eq!(lessor.metric("lessor_lease_heartbeat_failed_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn a_lease_has_no_longer_life_than_the_user_allows() {
+    let provider = Provider::plain(|_| Play::sse().event("one").silence()).await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("lease.max_duration", "\"500ms\"");
+    let lessor = setup.start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    assert!(stream.whole().await.is_err(), "a stream that is ended early is no whole one");
+    lessor.is_free_within_a_second("a").await;
+}
+
+#[tokio::test]
+async fn a_revoked_lease_cuts_its_stream() {
+    let provider = Provider::plain(|_| Play::sse().event("one").silence()).await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1));
+    let lessor = setup.set("lease.ttl", "\"2s\"").set("lease.heartbeat", "\"500ms\"").start().await;
+    let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+    stream.read_to("one").await;
+    let lease = stream.header("x-lessor-lease").to_owned();
+    lessor.cli(&["leases", "revoke", &lease]).await.ok();
+    assert!(stream.whole().await.is_err(), "a revoked stream is no whole one");
+    lessor.is_free_within_a_second("a").await;
+    assert_eq!(lessor.status("a").await, "available");
+}
+
+#[tokio::test]
+async fn of_64_that_ask_for_one_slot_at_once_and_will_not_wait_one_gets_it() {
+    let gate = Gate::default();
+    let provider = holding(&gate).await;
+    let lessor = Arc::new(Setup::openai(&provider).key(Key::new("a").cap(1)).start().await);
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let lessor = Arc::clone(&lessor);
+        let request = Request::get("/openai/v1/models").header("x-lessor-max-wait", "0s");
+        asked.spawn(async move { lessor.ask(request).await });
+    }
+    for _ in 0..63 {
+        asked.join_next().await.unwrap().unwrap().is_error(429, "pool_exhausted");
+    }
+    gate.open();
+    assert_eq!(asked.join_next().await.unwrap().unwrap().status, 200);
+    assert_eq!((provider.count(), provider.most_at_once("sk-a")), (1, 1));
 }

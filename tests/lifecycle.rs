@@ -169,26 +169,30 @@ async fn after_a_crash_it_starts_on_the_same_ports_and_sockets_and_serves() {
 }
 
 #[tokio::test]
-async fn without_a_file_it_serves_the_providers_whose_variables_are_set() {
-    // The usual ports are fixed, and may be taken here; so this one is told where to listen, and nothing more.
-    let home = Arc::new(Home::default());
-    let config = home.path().join("lessor.toml");
-    std::fs::write(&config, "listen.proxy = \"127.0.0.1:0\"\nlisten.admin = \"127.0.0.1:0\"\n").unwrap();
-    let variables = [
-        ("OPENAI_API_KEY", "sk-first"),
-        ("OPENAI_API_KEY_2", "sk-second"),
-        ("ANTHROPIC_API_KEY", "sk-ant"),
-        ("LESSOR_CONFIG", config.to_str().unwrap()),
-    ];
+async fn without_a_file_it_serves_the_providers_whose_variables_are_set_on_the_usual_ports() {
+    if !support::sandbox::inside(
+        "without_a_file_it_serves_the_providers_whose_variables_are_set_on_the_usual_ports",
+    )
+    .await
+    {
+        return;
+    }
+    let variables =
+        [("OPENAI_API_KEY", "sk-first"), ("OPENAI_API_KEY_2", "sk-second"), ("ANTHROPIC_API_KEY", "sk-ant")];
     let env: Vec<_> = variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-    let mut lessor = Lessor::spawn(Arc::clone(&home), &["run".into()], &env);
+    let mut lessor = Lessor::spawn(Arc::default(), &["run".into()], &env);
     lessor.listening().await;
+    assert_eq!(
+        (lessor.authority(), lessor.admin_door().host()),
+        ("127.0.0.1:8321".into(), "127.0.0.1:8322".into())
+    );
     let keys = lessor.admin("/v1/keys").await.json();
     let mut ids: Vec<_> =
         keys["keys"].as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap()).collect();
     ids.sort_unstable();
     assert_eq!(ids, ["anthropic-1", "openai-1", "openai-2"]);
     assert_eq!(keys["keys"][0]["max_concurrent_uses"], 8);
+    lessor.home().run(&["ready"]).await.ok(); // found at its usual place
 }
 
 #[tokio::test]

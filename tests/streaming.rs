@@ -166,6 +166,25 @@ async fn a_client_that_leaves_is_seen_also_with_unread_bytes_in_the_buffer() {
 }
 
 #[tokio::test]
+async fn a_queued_client_that_leaves_after_a_large_upload_is_taken_out_of_the_queue() {
+    let provider = Provider::start(|_| Play::sse().event("one").silence()).await;
+    let lessor = start(&provider).await;
+    let mut first = lessor.open(chat("gpt-4o-mini")).await;
+    first.read_to("one").await;
+    let mut queued = lessor.raw().await;
+    let (host, length) = (lessor.authority(), 4 << 20);
+    let head = format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n");
+    queued.write(head).await;
+    lessor.comes_to_queue(1).await;
+    let upload = queued.write(vec![b'x'; length]);
+    support::within(support::NEVER, "the upload is taken in while it is queued", upload).await;
+    drop(queued);
+    let empty = async || (lessor.metric("lessor_queue_depth").await == 0.0).then_some(());
+    eventually_within(SECOND, "the queue is empty", empty).await;
+    assert_eq!(provider.count(), 1);
+}
+
+#[tokio::test]
 async fn a_half_closed_client_counts_as_gone() {
     use tokio::io::AsyncWriteExt as _;
     let provider = Provider::start(|_| Play::sse().event("one").silence()).await;
@@ -399,7 +418,7 @@ async fn an_upload_that_stalls_for_too_long_is_408_and_frees_the_slot() {
     let host = lessor.authority();
     raw.write(format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\nhalf"))
         .await;
-    let said = raw.to_end().await;
+    let said = raw.rest().await;
     assert!(said.starts_with("HTTP/1.1 408 ") && said.contains("request_timeout"), "{said}");
     lessor.is_free_within_a_second("a").await;
     assert_eq!(lessor.status("a").await, "available");

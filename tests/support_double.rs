@@ -89,3 +89,37 @@ async fn bodies_are_counted_and_compared_with_the_pattern_both_ways() {
     let seen = provider.request(1).await;
     assert_eq!((seen.body_len, seen.body_is_pattern, seen.body_complete), (LEN, true, true));
 }
+
+#[tokio::test]
+async fn the_sdks_are_content_with_the_double_itself() {
+    use support::provider::Manners;
+    use support::sdk::{node, python};
+    let openai = Provider::builder().plain().start(support::plays::openai).await;
+    let anthropic = Provider::builder().plain().manners(Manners::Open).start(support::plays::anthropic).await;
+    let openai_url = format!("{}/v1", openai.base_url());
+    for mut command in [
+        python("tests/sdks/openai_sdk.py"),
+        node("tests/sdks/openai_sdk.mjs"),
+        python("tests/sdks/anthropic_sdk.py"),
+    ] {
+        command.env("OPENAI_BASE_URL", &openai_url).env("OPENAI_API_KEY", "sk-a");
+        command.env("ANTHROPIC_BASE_URL", anthropic.base_url()).env("ANTHROPIC_API_KEY", "sk-a");
+        let ran = support::lessor::run(command).await;
+        assert_eq!(ran.ok().matches("\"whole\"").count(), ran.stdout.matches("Hello, world").count() / 2);
+    }
+    assert_eq!((openai.count(), anthropic.count()), (5 + 3, 4));
+}
+
+#[tokio::test]
+async fn in_the_sandbox_usual_ports_are_free_and_a_providers_name_is_loopback() {
+    let test = "in_the_sandbox_usual_ports_are_free_and_a_providers_name_is_loopback";
+    if !support::sandbox::inside(test).await {
+        return;
+    }
+    let provider = Provider::builder().port(443).start(|_| ok()).await;
+    let url = "https://api.openai.com/v1/models";
+    let ca = provider.ca_file().display().to_string();
+    let curl = support::sdk::curl(&[url, "--cacert", &ca, "--header", "authorization: Bearer sk-a"]);
+    support::lessor::run(curl).await.ok();
+    assert_eq!(provider.count(), 1);
+}

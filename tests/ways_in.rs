@@ -111,7 +111,7 @@ async fn other_hosts_are_refused_where_the_configuration_denies_them() {
     lessor.get(&format!("http://{}/", origin.addr())).await.is_error(403, "destination_denied");
     let mut raw = lessor.raw().await;
     raw.write(format!("CONNECT {} HTTP/1.1\r\nHost: {0}\r\n\r\n", origin.addr())).await;
-    let refusal = raw.to_end().await;
+    let refusal = raw.rest().await;
     let first = refusal.lines().next().unwrap().to_ascii_lowercase();
     assert!(
         first.starts_with("http/1.1 403 ") && first != "http/1.1 403 forbidden",
@@ -150,7 +150,7 @@ async fn connect_to_a_providers_host_says_how_the_provider_is_reached_until_inte
     let lessor = start(&provider).await;
     let mut raw = lessor.raw().await;
     raw.write("CONNECT api.openai.com:443 HTTP/1.1\r\nHost: api.openai.com:443\r\n\r\n").await;
-    let refusal = raw.to_end().await;
+    let refusal = raw.rest().await;
     let status: u16 = refusal.split(' ').nth(1).unwrap().parse().unwrap();
     assert!(status >= 400, "{refusal}");
     assert!(refusal.to_ascii_lowercase().contains("x-lessor-error: "), "{refusal}");
@@ -166,7 +166,7 @@ async fn bytes_after_a_refused_connect_are_never_read_as_a_request() {
     let host = lessor.authority();
     let smuggled = format!("GET /openai/v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n");
     raw.write(format!("CONNECT example.test:443 HTTP/1.1\r\nHost: example.test:443\r\n\r\n{smuggled}")).await;
-    let said = raw.to_end().await;
+    let said = raw.rest().await;
     assert_eq!(said.matches("HTTP/1.1 ").count(), 1, "{said}");
     assert_eq!(provider.count(), 0);
 }
@@ -300,7 +300,7 @@ async fn a_target_in_a_denied_net_is_refused_by_every_way() {
         );
         let mut raw = lessor.raw().await;
         raw.write(format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n")).await;
-        let refusal = raw.to_end().await;
+        let refusal = raw.rest().await;
         assert!(refusal.starts_with("HTTP/1.1 403 "), "{authority}: {refusal}");
     }
     let denied = Setup::openai(&provider).key(Key::new("a")).set("proxy.deny_nets", "[\"127.0.0.0/8\"]");

@@ -348,7 +348,7 @@ impl Raw {
     }
 
     /// Reads until the other side closes; everything it said. A reset counts as a close.
-    pub async fn to_end(&mut self) -> String {
+    pub async fn rest(&mut self) -> String {
         let mut seen = Vec::new();
         let mut buffer = [0; 4096];
         loop {
@@ -361,6 +361,6 @@ impl Raw {
 
     /// Whether the other side closes within `limit`.
     pub async fn closes_within(&mut self, limit: Duration) -> bool {
-        tokio::time::timeout(limit, self.to_end()).await.is_ok()
+        tokio::time::timeout(limit, self.rest()).await.is_ok()
     }
 }

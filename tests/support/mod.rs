@@ -3,12 +3,14 @@
 //!
 //! Nothing here sleeps and hopes: whoever waits names what for, and a bound after which the test fails.
 
-#![allow(dead_code, unused_imports)] // each test crate uses its part
+#![allow(dead_code, unused_imports, clippy::print_stderr)] // each test crate uses its part
 
 pub mod client;
 pub mod lessor;
 pub mod plays;
 pub mod provider;
+pub mod sandbox;
+pub mod sdk;
 
 use std::time::{Duration, Instant};
 

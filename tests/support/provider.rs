@@ -307,9 +307,16 @@ pub struct Builder {
     good: HashSet<String>,
     before_body: Script,
     check_faults: bool,
+    port: u16,
 }
 
 impl Builder {
+    /// On this port of loopback: only inside a sandbox, where ports are one's own.
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
     /// Over plain http.
     pub fn plain(mut self) -> Self {
         self.tls = false;
@@ -345,7 +352,7 @@ impl Builder {
         let dir = tempfile::tempdir().unwrap();
         let ca_file = dir.path().join("ca.pem");
         let acceptor = acceptor(&ca_file);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let state = Arc::new(State {
             manners: self.manners,
@@ -417,6 +424,7 @@ impl Provider {
             good: HashSet::new(),
             before_body: Box::new(|_| None),
             check_faults: true,
+            port: 0,
         }
     }
 
@@ -821,7 +829,8 @@ impl Connection {
                     let n = (*left).min(self.input.len() as u64);
                     *left -= n;
                     let (at_end, chunked) = (*left == 0, matches!(body.left, Left::Chunks(_)));
-                    let part: Vec<u8> = self.input.drain(..n as usize).collect();
+                    let rest = self.input.split_off(n as usize);
+                    let part = std::mem::replace(&mut self.input, rest);
                     body.check.take(&part);
                     let check = body.check;
                     self.note(number, |seen| {

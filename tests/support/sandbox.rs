@@ -1,0 +1,32 @@
+//! A private machine for tests of what uses fixed ports and real names: its own network, in which
+//! lessor's usual ports are free, and its own hosts file, in which a provider's name means loopback.
+//!
+//! Linux namespaces do it: as root, or as any user where the kernel lets users have namespaces.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::lessor::run;
+
+const INSIDE: &str = "LESSOR_TEST_SANDBOX";
+
+/// Runs the test with this name once more, inside; `true` when this already is the inside.
+pub async fn inside(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = dir.path().join("hosts");
+    std::fs::write(&hosts, "127.0.0.1 localhost api.openai.com api.anthropic.com\n").unwrap();
+    let script =
+        "mount --bind \"$1\" /etc/hosts && ip link set lo up && exec \"$2\" --exact \"$3\" --nocapture";
+    let mut command = Command::new("unshare");
+    let root = rustix::process::geteuid().is_root();
+    command.args(if root { &["--mount", "--net"][..] } else { &["--mount", "--net", "--map-root-user"] });
+    command.args(["sh", "-c", script, "sh"]).arg(hosts).arg(std::env::current_exe().unwrap()).arg(test);
+    command.env(INSIDE, "1");
+    let ran = tokio::time::timeout(Duration::from_secs(120), run(command)).await.expect("in time");
+    let passed = ran.code == Some(0) && ran.stdout.contains("1 passed");
+    assert!(passed, "inside the sandbox:\n{}\n{}", ran.stdout, ran.stderr);
+    false
+}
