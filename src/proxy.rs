@@ -265,7 +265,7 @@ impl Rooms {
 
     /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
     fn note(&self, in_use: &InUse, outcome: &Outcome) {
-        if matches!(outcome.class, Class::Success | Class::Caller | Class::Cancelled | Class::Network) {
+        if !Class::RESTS.contains(&outcome.class) {
             return;
         }
         let (provider, key) = (in_use.provider(), in_use.lease.key());

@@ -395,7 +395,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("[providers.UP]\n", "providers.UP is no name"),
         (
             "[providers.x]\nbase_url = \"http://llm.internal\"\n",
-            "providers.x.base_url sends the key in the clear to another machine",
+            "providers.x.base_url sends keys in the clear",
         ),
         (
             "[providers.x]\nbase_url = \"https://x.internal\"\nhosts = [\"api.openai.com\"]\n",
