@@ -448,6 +448,15 @@ fn two_keys_with_one_id_or_one_secret_are_refused_by_their_ids() {
 }
 
 #[test]
+fn azure_is_served_once_it_has_an_address() {
+    let key = KEY.replace("\"openai\"", "\"azure-openai\"");
+    for address in ["base_url = \"https://mine.openai.azure.com\"", "hosts = [\"mine.openai.azure.com\"]"] {
+        let config = load(&format!("[providers.azure-openai]\n{address}\n{key}")).unwrap();
+        assert_eq!(config.hosts["mine.openai.azure.com"].as_str(), "azure-openai");
+    }
+}
+
+#[test]
 fn a_shorter_ttl_alone_brings_its_own_heartbeat() {
     let lease = load("[lease]\nttl = \"1s\"\n").unwrap().lease;
     assert!(lease.margin() < lease.ttl - lease.heartbeat);

@@ -70,12 +70,14 @@ fn load(
 }
 
 fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
-    let providers = Providers::read(page, &names_of(root, "providers"));
+    let tables = names_of(root, "providers");
+    let providers = Providers::read(page, &tables);
     let (keys, pools_of_keys) = read_keys(page, root, &providers);
     let pools = Pools::read(page, &names_of(root, "pools"), pools_of_keys);
     let apps = read_apps(page, &names_of(root, "apps"), &providers, &pools);
     let listen =
         sections::listen(page, &root.section("listen"), apps.is_empty() && root.get("apps").is_none());
+    providers.refuse_circles(page, &tables, &listen);
     let admin_token = root.section("admin").secret("token").map(|(secret, ..)| secret);
     sections::warn_of_open_admin(page, &listen.admin, admin_token.is_none());
     let proxy = root.section("proxy");
@@ -142,6 +144,13 @@ fn read_keys(
                 let hint = fields::hint(name.as_str(), providers.names());
                 return field
                     .wrong(&format!("must be a provider of the catalogue or of [providers]; {hint}"));
+            }
+            if !providers.has_address(&name) {
+                let rule = format!(
+                    "whose address is each customer's own: add [providers.{name}] with base_url, such as \
+                     \"https://NAME.openai.azure.com\""
+                );
+                return field.wrong(&rule);
             }
             Some(name)
         });

@@ -13,7 +13,7 @@ use toml::de::{DeArray, DeValue, ValueDeserializer};
 use super::catalogue::{self, RawProvider};
 use super::errors::Span;
 use super::tree::{Field, Page, Table};
-use super::{Provider, fields, values};
+use super::{Address, Listen, Provider, fields, values};
 use crate::model::ProviderName;
 
 /// The catalogue's providers and the user's over them.
@@ -56,12 +56,44 @@ impl Providers {
         self.all.contains_key(name) || self.named.contains(name)
     }
 
+    /// Whether requests for it can go anywhere: the catalogue has no address for Azure.
+    pub(super) fn has_address(&self, name: &ProviderName) -> bool {
+        let (Some(said), Some(builtin)) = (self.all.get(name), catalogue::builtin().get(name)) else {
+            return true;
+        };
+        name.as_str() != AZURE.0 || said.base_url_is_users || said.hosts != builtin.hosts
+    }
+
+    /// Refuses a base URL that is one of lessor's own listeners: it would lend keys to itself for ever.
+    pub(super) fn refuse_circles(&self, page: &Page<'_>, section: &Table<'_>, listen: &Listen) {
+        for (name, _, field) in section.children() {
+            let Some(provider) = self.all.get(name).filter(|p| p.base_url_is_users) else { continue };
+            let url = field.value.as_table().and_then(|_| field.open_table()?.get("base_url"));
+            let (Some(url), Some(host)) = (url, provider.base_url.host()) else { continue };
+            let port = provider.base_url.port_u16();
+            let own = listen.proxy.iter().chain([&listen.admin]).find(|own| match own {
+                Address::Tcp(at) => {
+                    port == Some(at.port()) && values::is_loopback_host(host) && {
+                        at.ip().is_unspecified() || values::is_loopback(at.ip())
+                    }
+                }
+                Address::Unix(..) => false,
+            });
+            if let Some(own) = own {
+                page.refuse(&url.at, format!("{} is lessor's own listener {own}, not a provider", url.path));
+            }
+        }
+    }
+
     /// Every name, for suggestions.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let catalogue = self.all.keys().map(ProviderName::as_str);
         catalogue.chain(self.named.iter().map(ProviderName::as_str))
     }
 }
+
+/// The provider that every customer has an address of his own at, and the variable that usually tells it.
+pub(super) const AZURE: (&str, &str) = ("azure-openai", "AZURE_OPENAI_ENDPOINT");
 
 /// Most mistakes of one table that are told; each costs one more reading of it.
 const MOST: usize = 64;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
+use super::providers::AZURE;
 use super::{Config, KeyConfig, Provider, Strategy};
 use super::{checks, defaults, file, secrets};
 use crate::model::{KeyId, PoolName, ProviderName};
@@ -19,9 +20,6 @@ const ORIGIN: &str = "the environment";
 
 /// The highest number behind a variable's name that is looked for.
 const HIGHEST: u32 = 64;
-
-/// The provider that every customer has an address of his own at, and where it is told.
-const AZURE: (&str, &str) = ("azure-openai", "AZURE_OPENAI_ENDPOINT");
 
 /// The configuration of `lessor run` without a file.
 pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
