@@ -324,6 +324,11 @@ fn an_unknown_field_anywhere_is_named_with_the_nearest_known_one() {
             "[providers.openai.inject]\nheadr = 1\n",
             "`headr` is no field of providers.openai.inject; did you mean `header`?",
         ),
+        (
+            "[providers.openai]\nerror_shape = \"opnai\"\n",
+            "providers.openai.error_shape is \"opnai\", which is unknown; did you mean `openai`?",
+        ),
+        ("[[providers.openai.rules]]\nstatus = [402]\n", "providers.openai.rules.0 has no `class`"),
         ("[zzz]\n", "`zzz` is no section; known are `listen`, `store`, `lease`"),
     ] {
         let said = refused(text);

@@ -67,14 +67,14 @@ const PROVIDER_INNER: &[&str] = &[
     "method",
     "path",
     "status",
-    "codes",
-    "fields",
-    "phrases",
+    "code",
+    "field",
+    "phrase",
     "class",
     "scope",
     "proven",
     "wait",
-    "from",
+    "body",
     "only_if_zero",
 ];
 

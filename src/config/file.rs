@@ -232,8 +232,7 @@ pub(super) fn hosts_of(all: &BTreeMap<ProviderName, Arc<Provider>>) -> HashMap<S
     // The catalogue's hosts stay with their providers, whatever a base URL says.
     let builtin = catalogue::builtin().values();
     for provider in builtin.chain(all.values()) {
-        let own = provider.base_url.host().filter(|_| all.contains_key(&provider.name));
-        for host in provider.hosts.iter().map(String::as_str).chain(own) {
+        for host in &provider.hosts {
             hosts.entry(host.to_ascii_lowercase()).or_insert_with(|| provider.name.clone());
         }
     }

@@ -11,7 +11,7 @@ use serde_spanned::Spanned;
 use toml::de::{DeArray, DeValue, ValueDeserializer};
 
 use super::catalogue::{self, RawProvider};
-use super::errors::Span;
+use super::errors::{Span, shown};
 use super::tree::{Field, Page, Table};
 use super::{Address, Listen, Provider, fields, values};
 use crate::model::ProviderName;
@@ -146,20 +146,7 @@ fn compile(
             page.refuse(&file.at, format!("{} {} cannot be read: {e}", file.path, path.display()));
         }
     }
-    check_base_url(page, &table, &provider);
     Some(provider)
-}
-
-/// A key must not cross a network in the clear unless the user says that this one may.
-fn check_base_url(page: &Page<'_>, table: &Table<'_>, provider: &Provider) {
-    let Some(field) = table.get("base_url") else { return };
-    let plain = provider.base_url.scheme_str() == Some("http");
-    let host = provider.base_url.host().unwrap_or_default();
-    if plain && !values::is_loopback_host(host) && !table.flag("allow_plaintext", false) {
-        let problem =
-            "sends the key in the clear to another machine: use https://, or say allow_plaintext = true";
-        page.refuse(&field.at, format!("{} {problem}", field.path));
-    }
 }
 
 /// A host belongs to one provider: the proxy modes find the key by it.
@@ -197,14 +184,23 @@ fn refuse_shared_hosts(page: &Page<'_>, section: &Table<'_>, all: &BTreeMap<Prov
 /// Says what the schema refused, in the words of this file.
 fn explain(table: &str, path: &str, message: &str) -> String {
     let place = if path.is_empty() { table.to_owned() } else { format!("{table}.{path}") };
-    if let Some(rest) = message.strip_prefix("unknown field ") {
-        let mut words = rest.split('`').skip(1).step_by(2);
-        let word = words.next().unwrap_or_default();
-        let known: Vec<&str> = words.collect();
-        let owner = place.strip_suffix(word).and_then(|p| p.strip_suffix('.')).unwrap_or(&place);
-        return format!("`{word}` is no field of {owner}; {}", fields::hint(word, known.iter().copied()));
+    let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    match (message.split(' ').next(), words.as_slice()) {
+        (Some("unknown"), [word, known @ ..]) if message.starts_with("unknown field") => {
+            let owner = place.strip_suffix(word).and_then(|p| p.strip_suffix('.')).unwrap_or(&place);
+            let hint = fields::hint(word, known.iter().copied());
+            format!("`{}` is no field of {owner}; {hint}", shown(word).trim_matches('"'))
+        }
+        (Some("unknown"), [word, known @ ..]) => {
+            format!(
+                "{place} is {}, which is unknown; {}",
+                shown(word),
+                fields::hint(word, known.iter().copied())
+            )
+        }
+        (Some("missing"), [word]) => format!("{place} has no `{word}`"),
+        _ => format!("{place}: {message}"),
     }
-    format!("{place}: {message}")
 }
 
 /// One step into a tree.
