@@ -107,19 +107,24 @@ fn compile(
 ) -> Option<Provider> {
     let table = field.open_table()?;
     let mut tree = Spanned::new(field.at.clone(), field.value.clone());
-    let mut repairs = 0;
+    // What was taken out, as the file names it.
+    let mut removed: Vec<String> = Vec::new();
     let raw = loop {
         match RawProvider::deserialize(ValueDeserializer::from(tree.clone())) {
             Ok(raw) => break raw,
             Err(error) => {
                 let place = error.span().unwrap_or_else(|| at.clone());
-                // Named by the file's own indices, which a removal shifts.
-                let path = path_to(field.value, &place).map(|steps| dotted(&steps)).unwrap_or_default();
-                page.refuse(&place, explain(&table.path, &path, error.message()));
-                let removed =
+                let path = path_in(field.value, &place).unwrap_or_default();
+                let missing =
+                    error.message().strip_prefix("missing field `").and_then(|m| m.strip_suffix('`'));
+                // What was refused and taken out is not missing.
+                if missing.is_none_or(|name| !removed.contains(&join(&path, name))) {
+                    page.refuse(&place, explain(&table.path, &path, error.message()));
+                }
+                let gone =
                     path_to(tree.get_ref(), &place).is_some_and(|steps| remove(tree.get_mut(), &steps));
-                repairs += 1;
-                if !removed || repairs == MOST {
+                removed.push(path);
+                if !gone || removed.len() == MOST {
                     return None;
                 }
             }
@@ -131,10 +136,10 @@ fn compile(
             for mistake in mistakes {
                 let (place, found) = find(&tree, &mistake.field);
                 // What is missing after a repair may be what the repair took out.
-                if found || repairs == 0 {
+                if found || removed.is_empty() {
+                    let path = path_in(field.value, &place).filter(|_| found).unwrap_or(mistake.field);
                     let place = if place == field.at { at.clone() } else { place };
-                    let dot = if mistake.field.is_empty() { "" } else { "." };
-                    page.refuse(&place, format!("{}{dot}{} {}", table.path, mistake.field, mistake.problem));
+                    page.refuse(&place, format!("{} {}", join(&table.path, &path), mistake.problem));
                 }
             }
             return None;
@@ -183,7 +188,7 @@ fn refuse_shared_hosts(page: &Page<'_>, section: &Table<'_>, all: &BTreeMap<Prov
 
 /// Says what the schema refused, in the words of this file.
 fn explain(table: &str, path: &str, message: &str) -> String {
-    let place = if path.is_empty() { table.to_owned() } else { format!("{table}.{path}") };
+    let place = join(table, path);
     let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     match (message.split(' ').next(), words.as_slice()) {
         (Some("unknown"), [word, known @ ..]) if message.starts_with("unknown field") => {
@@ -209,15 +214,21 @@ enum Step {
     Item(usize),
 }
 
-fn dotted(steps: &[Step]) -> String {
-    let words: Vec<String> = steps
+/// The dotted way to what stands at `place`, by the file's own indices: a repair shifts those of its tree.
+fn path_in(value: &DeValue<'_>, place: &Span) -> Option<String> {
+    let words: Vec<String> = path_to(value, place)?
         .iter()
         .map(|step| match step {
             Step::Field(name) => name.clone(),
             Step::Item(n) => n.to_string(),
         })
         .collect();
-    words.join(".")
+    Some(words.join("."))
+}
+
+fn join(table: &str, field: &str) -> String {
+    let dot = if table.is_empty() || field.is_empty() { "" } else { "." };
+    format!("{table}{dot}{field}")
 }
 
 /// The way to the deepest entry that stands at `place`. What is below a table may stand outside of it:
