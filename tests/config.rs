@@ -408,6 +408,12 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("[pools.a]\nfallback = [\"nowhere\"]\n", "pools.a.fallback[0] is \"nowhere\", must be a pool"),
         ("[apps.anonymous]\ntoken = { env = \"CHECKOUT_TOKEN\" }\n", "apps.anonymous is taken"),
         ("[apps.a]\n", "apps.a has no `token`"),
+        ("[apps.a]\nproviders = []\n", "apps.a.providers is empty: leave it out where"),
+        ("[apps.a]\npools = []\n", "apps.a.pools is empty: leave it out where"),
+        (
+            "[[keys]]\nid = \"k\"\nprovider = \"openai\"\nsecret.env = \"COPY\"\n[apps.a]\ntoken.env = \"OPENAI_API_KEY\"\n",
+            "the token of app a is the secret of key k",
+        ),
         ("[apps.a]\ntoken = { env = \"EMPTY\" }\n", "the environment variable EMPTY is empty"),
         ("[apps.a]\ntoken = { env = \"TWO_LINES\" }\n", "TWO_LINES holds more than one line"),
         (
@@ -447,6 +453,7 @@ fn a_proxy_listener_that_others_reach_needs_apps_and_says_what_to_add() {
         let text = format!("[listen]\nproxy = \"{open}\"\n");
         let said = refused(&text);
         assert!(said.contains("add [apps.NAME] with token = { env = \"NAME_TOKEN\" }"), "{said}");
+        assert_eq!(said, refused(&format!("{text}[apps]\n")), "an empty [apps] is no app");
         load(&format!("{text}[apps.a]\ntoken = {{ env = \"CHECKOUT_TOKEN\" }}\n")).unwrap();
     }
     load("[listen]\nproxy = [\"[::1]:8321\", \"unix:/run/p.sock\"]\n").unwrap();

@@ -174,15 +174,15 @@ fn refuse_shared_hosts(page: &Page<'_>, section: &Table<'_>, all: &BTreeMap<Prov
     }
     let mut urls: BTreeMap<String, &ProviderName> = BTreeMap::new();
     for provider in all.values().filter(|p| p.base_url_is_users) {
-        let authority = provider.base_url.authority().map(|a| a.as_str().to_ascii_lowercase());
-        if let Some(authority) = authority
-            && let Some(first) = urls.insert(authority.clone(), &provider.name)
-        {
+        let Some(authority) = provider.base_url.authority() else { continue };
+        let authority = authority.as_str().to_ascii_lowercase();
+        if let Some(first) = urls.get(&authority) {
             page.warn(format!(
                 "providers {first} and {} share {authority}: in the proxy modes its requests are {first}'s",
                 provider.name
             ));
         }
+        urls.entry(authority).or_insert(&provider.name);
     }
 }
 
