@@ -207,6 +207,13 @@ mod tests {
     }
 
     #[test]
+    fn the_fields_of_a_provider_are_those_that_the_catalogue_reads() {
+        let error = toml::from_str::<crate::config::catalogue::RawProvider>("no_such_field = 1").unwrap_err();
+        let known: BTreeSet<&str> = error.message().split('`').skip(3).step_by(2).collect();
+        assert_eq!(known, PROVIDER.iter().copied().collect());
+    }
+
+    #[test]
     fn a_slip_of_the_pen_finds_its_field_and_nonsense_finds_none() {
         assert_eq!(nearest("hartbeat", of("lease").iter().copied()), Some("heartbeat"));
         assert_eq!(nearest("on-lost", of("lease").iter().copied()), Some("on_lost"));

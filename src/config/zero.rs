@@ -153,8 +153,11 @@ impl Found {
 }
 
 fn nothing_found(warnings: &[String]) -> String {
-    let variables: Vec<&str> =
-        catalogue::builtin().values().filter_map(|p| p.env.first().map(String::as_str)).collect();
+    let variables: Vec<String> = catalogue::builtin()
+        .values()
+        .filter(|provider| !provider.env.is_empty())
+        .map(|provider| provider.env.join(" or "))
+        .collect();
     let mut text = format!(
         "no keys found; set one of these variables (and _2, _3, … for more keys), or give a file with --config\n  \
          {}\nfor example:\n  OPENAI_API_KEY=sk-… lessor run",
