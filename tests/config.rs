@@ -324,6 +324,11 @@ fn an_unknown_field_anywhere_is_named_with_the_nearest_known_one() {
             "[providers.openai.inject]\nheadr = 1\n",
             "`headr` is no field of providers.openai.inject; did you mean `header`?",
         ),
+        (
+            "[providers.openai]\nerror_shape = \"opnai\"\n",
+            "providers.openai.error_shape is \"opnai\", which is unknown; did you mean `openai`?",
+        ),
+        ("[[providers.openai.rules]]\nstatus = [402]\n", "providers.openai.rules.0 has no `class`"),
         ("[zzz]\n", "`zzz` is no section; known are `listen`, `store`, `lease`"),
     ] {
         let said = refused(text);
@@ -341,6 +346,31 @@ fn all_mistakes_of_one_provider_are_told() {
     {
         assert!(said.contains(want), "{want}\n{said}");
     }
+}
+
+#[test]
+fn what_is_taken_out_of_a_providers_table_neither_moves_nor_hides_its_other_mistakes() {
+    let said = refused(
+        r#"[providers.openai]
+[[providers.openai.rules]]
+class = "rte"
+[[providers.openai.rules]]
+status = [402]
+[[providers.openai.rules]]
+class = "rate"
+wait = "soon"
+"#,
+    );
+    let want = r#"config/lessor.toml:3: providers.openai.rules.0.class is "rte", which is unknown; did you mean `rate`?
+  3 | class = "rte"
+    |         ^^^^^
+config/lessor.toml:4: providers.openai.rules.1 has no `class`
+  4 | [[providers.openai.rules]]
+    | ^^^^^^^^^^^^^^^^^^^^^^^^^^
+config/lessor.toml:8: providers.openai.rules.2.wait must be a duration such as "30s", "10m" or "1h30m"
+  8 | wait = "soon"
+    |        ^^^^^^"#;
+    assert_eq!(said, want);
 }
 
 #[test]
@@ -378,6 +408,12 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("[pools.a]\nfallback = [\"nowhere\"]\n", "pools.a.fallback[0] is \"nowhere\", must be a pool"),
         ("[apps.anonymous]\ntoken = { env = \"CHECKOUT_TOKEN\" }\n", "apps.anonymous is taken"),
         ("[apps.a]\n", "apps.a has no `token`"),
+        ("[apps.a]\nproviders = []\n", "apps.a.providers is empty: leave it out where"),
+        ("[apps.a]\npools = []\n", "apps.a.pools is empty: leave it out where"),
+        (
+            "[[keys]]\nid = \"k\"\nprovider = \"openai\"\nsecret.env = \"COPY\"\n[apps.a]\ntoken.env = \"OPENAI_API_KEY\"\n",
+            "the token of app a is the secret of key k",
+        ),
         ("[apps.a]\ntoken = { env = \"EMPTY\" }\n", "the environment variable EMPTY is empty"),
         ("[apps.a]\ntoken = { env = \"TWO_LINES\" }\n", "TWO_LINES holds more than one line"),
         (
@@ -417,6 +453,7 @@ fn a_proxy_listener_that_others_reach_needs_apps_and_says_what_to_add() {
         let text = format!("[listen]\nproxy = \"{open}\"\n");
         let said = refused(&text);
         assert!(said.contains("add [apps.NAME] with token = { env = \"NAME_TOKEN\" }"), "{said}");
+        assert_eq!(said, refused(&format!("{text}[apps]\n")), "an empty [apps] is no app");
         load(&format!("{text}[apps.a]\ntoken = {{ env = \"CHECKOUT_TOKEN\" }}\n")).unwrap();
     }
     load("[listen]\nproxy = [\"[::1]:8321\", \"unix:/run/p.sock\"]\n").unwrap();
@@ -445,6 +482,15 @@ fn two_keys_with_one_id_or_one_secret_are_refused_by_their_ids() {
         KEY.replace("\"openai\"", "\"gemini\"").replace("OPENAI_API_KEY", "OPENAI_API_KEY_2")
     ))
     .unwrap();
+}
+
+#[test]
+fn azure_is_served_once_it_has_an_address() {
+    let key = KEY.replace("\"openai\"", "\"azure-openai\"");
+    for address in ["base_url = \"https://mine.openai.azure.com\"", "hosts = [\"mine.openai.azure.com\"]"] {
+        let config = load(&format!("[providers.azure-openai]\n{address}\n{key}")).unwrap();
+        assert_eq!(config.hosts["mine.openai.azure.com"].as_str(), "azure-openai");
+    }
 }
 
 #[test]
@@ -526,6 +572,18 @@ fn edited(mut text: String, edits: &[(prop::sample::Index, usize, String)]) -> S
     text
 }
 
+/// The reference with its settings said, each once.
+fn every_setting() -> String {
+    let settings =
+        include_str!("../config/lessor.toml").lines().filter_map(|line| match line.strip_prefix('#') {
+            Some(rest) if rest.is_empty() || rest.starts_with([' ', '#']) => None,
+            Some(rest) if rest.starts_with("proxy") || rest.starts_with("secret") => None,
+            Some(rest) => Some(rest),
+            None => Some(line),
+        });
+    settings.collect::<Vec<_>>().join("\n")
+}
+
 fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, String)>> {
     let piece = "[\\[\\]{}=\"'a-z0-9.,#\n é]{0,6}";
     proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, piece), 1..8)
@@ -554,7 +612,7 @@ proptest! {
 
     #[test]
     fn a_file_with_pieces_cut_swapped_or_overwritten_is_read_without_a_panic(edits in edits()) {
-        let _ = load(&edited(include_str!("../config/lessor.toml").to_owned(), &edits));
+        let _ = load(&edited(every_setting(), &edits));
     }
 
     #[test]

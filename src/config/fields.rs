@@ -67,14 +67,14 @@ const PROVIDER_INNER: &[&str] = &[
     "method",
     "path",
     "status",
-    "codes",
-    "fields",
-    "phrases",
+    "code",
+    "field",
+    "phrase",
     "class",
     "scope",
     "proven",
     "wait",
-    "from",
+    "body",
     "only_if_zero",
 ];
 
@@ -89,14 +89,17 @@ pub(super) fn is_plain(field: &str) -> bool {
         && (PROVIDER_INNER.contains(&field) || FIELDS.iter().any(|(_, fields)| fields.contains(&field)))
 }
 
-/// The known field nearest to `word`, if one is near enough to be meant.
-pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .into_iter()
-        .map(|field| (strsim::jaro_winkler(word, field), field))
-        .filter(|(likeness, _)| *likeness > 0.75)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, field)| field)
+/// The known word nearest to `word`, if one is near enough to be meant: a letter or so away, else alike as a
+/// whole (`hosts_patterns`, `token_env`), which says little of short words.
+pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    let slips = |other: &str| strsim::osa_distance(word, other);
+    let few = (word.chars().count() / 3).clamp(1, 3);
+    let typo = known.clone().into_iter().filter(|_| word.len() > 1).min_by_key(|other| slips(other));
+    typo.filter(|other| slips(other) <= few).or_else(|| {
+        let alike = known.into_iter().map(|other| (strsim::jaro_winkler(word, other), other));
+        let (likeness, other) = alike.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (likeness > 0.75).then_some(other)
+    })
 }
 
 /// What a message says behind an unknown `word`: the nearest known one, else all.
@@ -204,9 +207,17 @@ mod tests {
     }
 
     #[test]
+    fn the_fields_of_a_provider_are_those_that_the_catalogue_reads() {
+        let error = toml::from_str::<crate::config::catalogue::RawProvider>("no_such_field = 1").unwrap_err();
+        let known: BTreeSet<&str> = error.message().split('`').skip(3).step_by(2).collect();
+        assert_eq!(known, PROVIDER.iter().copied().collect());
+    }
+
+    #[test]
     fn a_slip_of_the_pen_finds_its_field_and_nonsense_finds_none() {
         assert_eq!(nearest("hartbeat", of("lease").iter().copied()), Some("heartbeat"));
         assert_eq!(nearest("on-lost", of("lease").iter().copied()), Some("on_lost"));
+        assert_eq!(nearest("ky", ["key_model", "key"]), Some("key"));
         assert_eq!(nearest("zzz", of("lease").iter().copied()), None);
     }
 }

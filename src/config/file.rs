@@ -70,12 +70,15 @@ fn load(
 }
 
 fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
-    let providers = Providers::read(page, &names_of(root, "providers"));
+    let tables = names_of(root, "providers");
+    let providers = Providers::read(page, &tables);
     let (keys, pools_of_keys) = read_keys(page, root, &providers);
     let pools = Pools::read(page, &names_of(root, "pools"), pools_of_keys);
-    let apps = read_apps(page, &names_of(root, "apps"), &providers, &pools);
-    let listen =
-        sections::listen(page, &root.section("listen"), apps.is_empty() && root.get("apps").is_none());
+    let app_tables = names_of(root, "apps");
+    let apps = read_apps(page, &app_tables, &providers, &pools, &keys);
+    // An app that is refused is a mistake of its own; an empty [apps] is no app.
+    let listen = sections::listen(page, &root.section("listen"), app_tables.children().next().is_none());
+    providers.refuse_circles(page, &tables, &listen);
     let admin_token = root.section("admin").secret("token").map(|(secret, ..)| secret);
     sections::warn_of_open_admin(page, &listen.admin, admin_token.is_none());
     let proxy = root.section("proxy");
@@ -143,6 +146,13 @@ fn read_keys(
                 return field
                     .wrong(&format!("must be a provider of the catalogue or of [providers]; {hint}"));
             }
+            if !providers.has_address(&name) {
+                let rule = format!(
+                    "whose address is each customer's own: add [providers.{name}] with base_url, such as \
+                     \"https://NAME.openai.azure.com\""
+                );
+                return field.wrong(&rule);
+            }
             Some(name)
         });
         let secret = table.need("secret").and_then(|_| table.secret("secret"));
@@ -151,13 +161,7 @@ fn read_keys(
         let max_concurrent_uses = table.count("max_concurrent_uses", defaults::USES, 1..=1_000_000);
         let models =
             sections::all(&table, "models", pattern, "must be a model or a pattern such as \"gpt-*\"");
-        if let Some(field) = table.get("models").filter(|f| f.value.as_array().is_some_and(|a| a.is_empty()))
-        {
-            page.refuse(
-                &field.at,
-                format!("{} is empty: leave it out where the key serves all models", field.path),
-            );
-        }
+        refuse_empty(&table, "models", "the key serves all models");
         let disabled = table.flag("disabled", false);
         // Also of a key that is refused: who names its pool is not to blame.
         pools.insert(pool.clone());
@@ -181,12 +185,27 @@ fn read_keys(
     (keys, pools)
 }
 
+/// A list that is empty on purpose reads as "none"; where absence means "all", it must not be taken for that.
+fn refuse_empty(table: &Table<'_>, name: &str, absent: &str) {
+    if let Some(field) =
+        table.get(name).filter(|field| field.value.as_array().is_some_and(|all| all.is_empty()))
+    {
+        table.page.refuse(&field.at, format!("{} is empty: leave it out where {absent}", field.path));
+    }
+}
+
 fn pattern(text: &str) -> Option<String> {
     let good = !text.is_empty() && text.len() <= crate::model::ModelName::MAX && text.trim() == text;
     good.then(|| text.to_owned())
 }
 
-fn read_apps(page: &Page<'_>, section: &Table<'_>, providers: &Providers, pools: &Pools) -> Vec<AppConfig> {
+fn read_apps(
+    page: &Page<'_>,
+    section: &Table<'_>,
+    providers: &Providers,
+    pools: &Pools,
+    keys: &[KeyConfig],
+) -> Vec<AppConfig> {
     let mut apps: Vec<AppConfig> = Vec::new();
     for (text, at, field) in section.children() {
         let name = AppName::parse(text).ok();
@@ -199,6 +218,8 @@ fn read_apps(page: &Page<'_>, section: &Table<'_>, providers: &Providers, pools:
         let Some(table) = field.table("apps.*") else { continue };
         let token = table.need("token").and_then(|_| table.secret("token"));
         let app_pools = pools.names_in(&table, "pools").into_iter().map(|(pool, _)| pool).collect();
+        refuse_empty(&table, "pools", "the app may use the pool `default`");
+        refuse_empty(&table, "providers", "the app may use all providers");
         let mut names = Vec::new();
         for field in table.texts("providers") {
             let Some(name) = field.name::<ProviderName>() else { continue };
@@ -212,6 +233,13 @@ fn read_apps(page: &Page<'_>, section: &Table<'_>, providers: &Providers, pools:
         if let Some(other) = apps.iter().find(|other| same(&other.token, &token)) {
             page.refuse(&at, format!("apps {} and {name} have one token; each needs its own", other.name));
         }
+        if let Some(key) = keys.iter().find(|key| same(&key.secret, &token)) {
+            let problem = format!(
+                "the token of app {name} is the secret of key {}: the app would hold the very key that it only borrows",
+                key.id
+            );
+            page.refuse(&at, problem);
+        }
         apps.push(AppConfig { name, token, pools: app_pools, providers: names });
     }
     apps
@@ -223,8 +251,7 @@ pub(super) fn hosts_of(all: &BTreeMap<ProviderName, Arc<Provider>>) -> HashMap<S
     // The catalogue's hosts stay with their providers, whatever a base URL says.
     let builtin = catalogue::builtin().values();
     for provider in builtin.chain(all.values()) {
-        let own = provider.base_url.host().filter(|_| all.contains_key(&provider.name));
-        for host in provider.hosts.iter().map(String::as_str).chain(own) {
+        for host in &provider.hosts {
             hosts.entry(host.to_ascii_lowercase()).or_insert_with(|| provider.name.clone());
         }
     }

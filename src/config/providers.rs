@@ -11,9 +11,9 @@ use serde_spanned::Spanned;
 use toml::de::{DeArray, DeValue, ValueDeserializer};
 
 use super::catalogue::{self, RawProvider};
-use super::errors::Span;
+use super::errors::{Span, shown};
 use super::tree::{Field, Page, Table};
-use super::{Provider, fields, values};
+use super::{Address, Listen, Provider, fields, values};
 use crate::model::ProviderName;
 
 /// The catalogue's providers and the user's over them.
@@ -56,12 +56,44 @@ impl Providers {
         self.all.contains_key(name) || self.named.contains(name)
     }
 
+    /// Whether requests for it can go anywhere: the catalogue has no address for Azure.
+    pub(super) fn has_address(&self, name: &ProviderName) -> bool {
+        let (Some(said), Some(builtin)) = (self.all.get(name), catalogue::builtin().get(name)) else {
+            return true;
+        };
+        name.as_str() != AZURE.0 || said.base_url_is_users || said.hosts != builtin.hosts
+    }
+
+    /// Refuses a base URL that is one of lessor's own listeners: it would lend keys to itself for ever.
+    pub(super) fn refuse_circles(&self, page: &Page<'_>, section: &Table<'_>, listen: &Listen) {
+        for (name, _, field) in section.children() {
+            let Some(provider) = self.all.get(name).filter(|p| p.base_url_is_users) else { continue };
+            let url = field.value.as_table().and_then(|_| field.open_table()?.get("base_url"));
+            let (Some(url), Some(host)) = (url, provider.base_url.host()) else { continue };
+            let port = provider.base_url.port_u16();
+            let own = listen.proxy.iter().chain([&listen.admin]).find(|own| match own {
+                Address::Tcp(at) => {
+                    port == Some(at.port()) && values::is_loopback_host(host) && {
+                        at.ip().is_unspecified() || values::is_loopback(at.ip())
+                    }
+                }
+                Address::Unix(..) => false,
+            });
+            if let Some(own) = own {
+                page.refuse(&url.at, format!("{} is lessor's own listener {own}, not a provider", url.path));
+            }
+        }
+    }
+
     /// Every name, for suggestions.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let catalogue = self.all.keys().map(ProviderName::as_str);
         catalogue.chain(self.named.iter().map(ProviderName::as_str))
     }
 }
+
+/// The provider that every customer has an address of his own at, and the variable that usually tells it.
+pub(super) const AZURE: (&str, &str) = ("azure-openai", "AZURE_OPENAI_ENDPOINT");
 
 /// Most mistakes of one table that are told; each costs one more reading of it.
 const MOST: usize = 64;
@@ -75,19 +107,24 @@ fn compile(
 ) -> Option<Provider> {
     let table = field.open_table()?;
     let mut tree = Spanned::new(field.at.clone(), field.value.clone());
-    let mut repairs = 0;
+    // What was taken out, as the file names it.
+    let mut removed: Vec<String> = Vec::new();
     let raw = loop {
         match RawProvider::deserialize(ValueDeserializer::from(tree.clone())) {
             Ok(raw) => break raw,
             Err(error) => {
                 let place = error.span().unwrap_or_else(|| at.clone());
-                // Named by the file's own indices, which a removal shifts.
-                let path = path_to(field.value, &place).map(|steps| dotted(&steps)).unwrap_or_default();
-                page.refuse(&place, explain(&table.path, &path, error.message()));
-                let removed =
+                let path = path_in(field.value, &place).unwrap_or_default();
+                let missing =
+                    error.message().strip_prefix("missing field `").and_then(|m| m.strip_suffix('`'));
+                // What was refused and taken out is not missing.
+                if missing.is_none_or(|name| !removed.contains(&join(&path, name))) {
+                    page.refuse(&place, explain(&table.path, &path, error.message()));
+                }
+                let gone =
                     path_to(tree.get_ref(), &place).is_some_and(|steps| remove(tree.get_mut(), &steps));
-                repairs += 1;
-                if !removed || repairs == MOST {
+                removed.push(path);
+                if !gone || removed.len() == MOST {
                     return None;
                 }
             }
@@ -99,10 +136,10 @@ fn compile(
             for mistake in mistakes {
                 let (place, found) = find(&tree, &mistake.field);
                 // What is missing after a repair may be what the repair took out.
-                if found || repairs == 0 {
+                if found || removed.is_empty() {
+                    let path = path_in(field.value, &place).filter(|_| found).unwrap_or(mistake.field);
                     let place = if place == field.at { at.clone() } else { place };
-                    let dot = if mistake.field.is_empty() { "" } else { "." };
-                    page.refuse(&place, format!("{}{dot}{} {}", table.path, mistake.field, mistake.problem));
+                    page.refuse(&place, format!("{} {}", join(&table.path, &path), mistake.problem));
                 }
             }
             return None;
@@ -114,20 +151,7 @@ fn compile(
             page.refuse(&file.at, format!("{} {} cannot be read: {e}", file.path, path.display()));
         }
     }
-    check_base_url(page, &table, &provider);
     Some(provider)
-}
-
-/// A key must not cross a network in the clear unless the user says that this one may.
-fn check_base_url(page: &Page<'_>, table: &Table<'_>, provider: &Provider) {
-    let Some(field) = table.get("base_url") else { return };
-    let plain = provider.base_url.scheme_str() == Some("http");
-    let host = provider.base_url.host().unwrap_or_default();
-    if plain && !values::is_loopback_host(host) && !table.flag("allow_plaintext", false) {
-        let problem =
-            "sends the key in the clear to another machine: use https://, or say allow_plaintext = true";
-        page.refuse(&field.at, format!("{} {problem}", field.path));
-    }
 }
 
 /// A host belongs to one provider: the proxy modes find the key by it.
@@ -150,29 +174,38 @@ fn refuse_shared_hosts(page: &Page<'_>, section: &Table<'_>, all: &BTreeMap<Prov
     }
     let mut urls: BTreeMap<String, &ProviderName> = BTreeMap::new();
     for provider in all.values().filter(|p| p.base_url_is_users) {
-        let authority = provider.base_url.authority().map(|a| a.as_str().to_ascii_lowercase());
-        if let Some(authority) = authority
-            && let Some(first) = urls.insert(authority.clone(), &provider.name)
-        {
+        let Some(authority) = provider.base_url.authority() else { continue };
+        let authority = authority.as_str().to_ascii_lowercase();
+        if let Some(first) = urls.get(&authority) {
             page.warn(format!(
                 "providers {first} and {} share {authority}: in the proxy modes its requests are {first}'s",
                 provider.name
             ));
         }
+        urls.entry(authority).or_insert(&provider.name);
     }
 }
 
 /// Says what the schema refused, in the words of this file.
 fn explain(table: &str, path: &str, message: &str) -> String {
-    let place = if path.is_empty() { table.to_owned() } else { format!("{table}.{path}") };
-    if let Some(rest) = message.strip_prefix("unknown field ") {
-        let mut words = rest.split('`').skip(1).step_by(2);
-        let word = words.next().unwrap_or_default();
-        let known: Vec<&str> = words.collect();
-        let owner = place.strip_suffix(word).and_then(|p| p.strip_suffix('.')).unwrap_or(&place);
-        return format!("`{word}` is no field of {owner}; {}", fields::hint(word, known.iter().copied()));
+    let place = join(table, path);
+    let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    match (message.split(' ').next(), words.as_slice()) {
+        (Some("unknown"), [word, known @ ..]) if message.starts_with("unknown field") => {
+            let owner = place.strip_suffix(word).and_then(|p| p.strip_suffix('.')).unwrap_or(&place);
+            let hint = fields::hint(word, known.iter().copied());
+            format!("`{}` is no field of {owner}; {hint}", shown(word).trim_matches('"'))
+        }
+        (Some("unknown"), [word, known @ ..]) => {
+            format!(
+                "{place} is {}, which is unknown; {}",
+                shown(word),
+                fields::hint(word, known.iter().copied())
+            )
+        }
+        (Some("missing"), [word]) => format!("{place} has no `{word}`"),
+        _ => format!("{place}: {message}"),
     }
-    format!("{place}: {message}")
 }
 
 /// One step into a tree.
@@ -181,15 +214,21 @@ enum Step {
     Item(usize),
 }
 
-fn dotted(steps: &[Step]) -> String {
-    let words: Vec<String> = steps
+/// The dotted way to what stands at `place`, by the file's own indices: a repair shifts those of its tree.
+fn path_in(value: &DeValue<'_>, place: &Span) -> Option<String> {
+    let words: Vec<String> = path_to(value, place)?
         .iter()
         .map(|step| match step {
             Step::Field(name) => name.clone(),
             Step::Item(n) => n.to_string(),
         })
         .collect();
-    words.join(".")
+    Some(words.join("."))
+}
+
+fn join(table: &str, field: &str) -> String {
+    let dot = if table.is_empty() || field.is_empty() { "" } else { "." };
+    format!("{table}{dot}{field}")
 }
 
 /// The way to the deepest entry that stands at `place`. What is below a table may stand outside of it:

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
+use super::providers::AZURE;
 use super::{Config, KeyConfig, Provider, Strategy};
 use super::{checks, defaults, file, secrets};
 use crate::model::{KeyId, PoolName, ProviderName};
@@ -19,9 +20,6 @@ const ORIGIN: &str = "the environment";
 
 /// The highest number behind a variable's name that is looked for.
 const HIGHEST: u32 = 64;
-
-/// The provider that every customer has an address of his own at, and where it is told.
-const AZURE: (&str, &str) = ("azure-openai", "AZURE_OPENAI_ENDPOINT");
 
 /// The configuration of `lessor run` without a file.
 pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
@@ -155,8 +153,11 @@ impl Found {
 }
 
 fn nothing_found(warnings: &[String]) -> String {
-    let variables: Vec<&str> =
-        catalogue::builtin().values().filter_map(|p| p.env.first().map(String::as_str)).collect();
+    let variables: Vec<String> = catalogue::builtin()
+        .values()
+        .filter(|provider| !provider.env.is_empty())
+        .map(|provider| provider.env.join(" or "))
+        .collect();
     let mut text = format!(
         "no keys found; set one of these variables (and _2, _3, … for more keys), or give a file with --config\n  \
          {}\nfor example:\n  OPENAI_API_KEY=sk-… lessor run",
