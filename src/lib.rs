@@ -3,4 +3,5 @@
 pub mod config;
 pub mod metrics;
 pub mod model;
+pub mod outcome;
 pub mod store;

@@ -668,12 +668,12 @@ fn compile_waits(raw: &RawProvider, errors: &mut Vec<FieldError>) -> Vec<Wait> {
     let mut all = Vec::new();
     for (i, wait) in raw.waits.iter().flatten().enumerate() {
         let mut bad = |field: &str, problem: String| refuse(errors, format!("waits.{i}.{field}"), problem);
-        let mut header = |field: &str, text: &str| match text.parse::<HeaderName>() {
-            Ok(name) => Some(name),
-            Err(_) => {
+        let mut header = |field: &str, text: &str| {
+            let name = text.parse::<HeaderName>().ok();
+            if name.is_none() {
                 bad(field, format!("is `{text}`, which is no header name"));
-                None
             }
+            name
         };
         let only_if_zero = wait.only_if_zero.as_deref().and_then(|name| header("only_if_zero", name));
         let from = match (&wait.header, &wait.body, &wait.phrase) {
@@ -796,7 +796,7 @@ mod tests {
         let base = builtin().get("openai").unwrap();
         let openai = raw.compile(&name("openai"), Some(base)).unwrap();
         assert_eq!(openai.rules[0].class, Class::Quota);
-        assert_eq!(openai.rules[0].wait, Some(Duration::from_secs(3600)));
+        assert_eq!(openai.rules[0].wait, Some(Duration::from_hours(1)));
         assert_eq!(openai.rules.len(), base.rules.len() + 1);
         assert_eq!(openai.waits[0].from, WaitPlace::Body("/wait".into()));
         assert_eq!(openai.waits[1..], base.waits);
@@ -890,6 +890,6 @@ mod tests {
         for field in RawProvider::FIELDS {
             assert!(message.contains(&format!("`{field}`")), "{field}");
         }
-        assert_eq!(message.matches("`").count() / 2, RawProvider::FIELDS.len() + 1);
+        assert_eq!(message.matches('`').count() / 2, RawProvider::FIELDS.len() + 1);
     }
 }
