@@ -292,8 +292,12 @@ impl RawProvider {
         if self.base_url.is_none() {
             match base {
                 None => refuse(&mut errors, "base_url", "is missing, and the catalogue has no such provider"),
-                Some(base) if base.needs_base_url => {
-                    refuse(&mut errors, "base_url", "is missing: this provider has no address of its own");
+                Some(base) if base.needs_base_url && self.hosts.as_ref().is_none_or(Vec::is_empty) => {
+                    refuse(
+                        &mut errors,
+                        "base_url",
+                        "or hosts must be set: this provider has no address of its own",
+                    );
                 }
                 Some(_) => {}
             }
@@ -307,6 +311,14 @@ impl RawProvider {
             provider.needs_base_url = false;
         }
         self.fill(&mut provider, &mut errors);
+        // Whoever names a host for the proxy modes has said where the provider is; the first of several is
+        // where the other mode and lessor's own checks go.
+        if provider.needs_base_url
+            && let Some(url) = provider.hosts.first().and_then(|host| format!("https://{host}").parse().ok())
+        {
+            provider.base_url = url;
+            provider.needs_base_url = false;
+        }
         if errors.is_empty() { Ok(provider) } else { Err(errors) }
     }
 
@@ -812,6 +824,15 @@ mod tests {
             if name == "authorization" && before == "Bearer "));
         assert_eq!(refused("internal-llm", ""), ["base_url"]);
         assert_eq!(refused("azure-openai", "error_shape = 'openai'"), ["base_url"]);
+    }
+
+    #[test]
+    fn a_host_of_the_users_is_address_enough_for_a_provider_without_one() {
+        let raw = table("hosts = ['mine.openai.azure.com', 'other.openai.azure.com']");
+        let azure = raw.compile(&name("azure-openai"), Some(&builtin()["azure-openai"])).unwrap();
+        assert_eq!(azure.base_url, "https://mine.openai.azure.com");
+        assert!(!azure.needs_base_url && !azure.base_url_is_users);
+        assert_eq!(azure.hosts.len(), 2);
     }
 
     #[test]

@@ -8,6 +8,10 @@ use serde_json::Value;
 
 use super::MAX_BODY;
 
+/// How many elements of an array are looked at. Providers send a handful; an array as long as a body can
+/// be, times every rule and field, would hold up the other requests of the thread.
+const ELEMENTS: usize = 64;
+
 /// What a body turned out to be.
 #[derive(Debug)]
 pub(super) enum Body {
@@ -41,7 +45,7 @@ impl Body {
     pub(super) fn at(&self, pointer: &str) -> Vec<&Value> {
         let Self::Json(root) = self else { return Vec::new() };
         let mut found: Vec<&Value> = match root {
-            Value::Array(all) => all.iter().collect(),
+            Value::Array(all) => all.iter().take(ELEMENTS).collect(),
             one => vec![one],
         };
         for step in pointer.split('/').skip(1) {
@@ -49,13 +53,14 @@ impl Body {
             found = found
                 .into_iter()
                 .flat_map(|value| match value {
-                    Value::Array(all) if name == "*" => all.iter().collect(),
+                    Value::Array(all) if name == "*" => all.iter().take(ELEMENTS).collect(),
                     Value::Array(all) => {
                         name.parse().ok().and_then(|i: usize| all.get(i)).into_iter().collect()
                     }
                     Value::Object(map) => map.get(&name).into_iter().collect::<Vec<_>>(),
                     _ => Vec::new(),
                 })
+                .take(ELEMENTS)
                 .collect();
         }
         found
@@ -67,7 +72,9 @@ impl Body {
         match self {
             Self::Json(root) if fields.is_empty() => collect_texts(root, &mut texts),
             Self::Json(_) => {
-                fields.iter().flat_map(|f| self.at(f)).for_each(|value| collect_texts(value, &mut texts))
+                for value in fields.iter().flat_map(|field| self.at(field)) {
+                    collect_texts(value, &mut texts);
+                }
             }
             Self::Text(text) if fields.is_empty() => texts.push(text.as_str()),
             Self::Text(_) | Self::Unreadable => {}

@@ -50,8 +50,9 @@ pub(super) fn reads_body(rule: &Rule) -> bool {
 /// The rule's code that the body has in one of the rule's fields. It is the rule's own text that is handed
 /// on, never the body's, so no secret that a provider echoes gets out by this way.
 fn code_of<'a>(rule: &'a Rule, body: &Body) -> Option<&'a str> {
-    let values = || rule.fields.iter().flat_map(|field| body.at(field)).filter_map(scalar);
-    rule.codes.iter().find(|code| values().any(|value| value == **code)).map(String::as_str)
+    let values: Vec<String> =
+        rule.fields.iter().flat_map(|field| body.at(field)).filter_map(scalar).collect();
+    rule.codes.iter().find(|code| values.contains(code)).map(String::as_str)
 }
 
 /// Whether the body has one of the rule's phrases; a rule without phrases asks for none. Beside codes,

@@ -295,6 +295,41 @@ fn statuses_that_lie_at_other_providers_are_seen_through() {
             (429, "", r#"{"detail":{"status":"system_busy"}}"#, "overloaded provider_model -"),
         ],
     );
+    let limit =
+        |source| serde_json::json!({ "error": { "code": 402, "metadata": { "limit_source": source } } });
+    let spent = serde_json::json!({ "error": { "code": 403, "metadata": {
+        "limit_source": "openrouter_key_limit", "resets_at": "2026-02-10T14:00:00Z",
+    } } });
+    let too_large = r#"{"error":{"code":402,"metadata":{"limit_source":"openrouter_credits","error_type":"weight_exceeds_budget"}}}"#;
+    holds(
+        &provider("openrouter"),
+        &[
+            (
+                402,
+                "retry-after: 4",
+                &limit("openrouter_in_flight_budget").to_string(),
+                "concurrency group 4s",
+            ),
+            (402, "", &limit("openrouter_credits").to_string(), "quota group -"),
+            (402, "", &limit("openrouter_key_limit").to_string(), "quota key -"),
+            (402, "", too_large, "caller key -"),
+            (403, "", &spent.to_string(), "quota key 2h"),
+            (403, "", r#"{"error":{"code":403}}"#, "invalid key_model -"),
+        ],
+    );
+    holds(
+        &provider("groq"),
+        &[
+            (429, "retry-after: 3", openai!("tokens", "rate_limit_exceeded"), "rate group_model 3s"),
+            (400, "", openai!("", "blocked_api_access"), "quota group -"),
+            (400, "", openai!("", "organization_restricted"), "invalid! key -"),
+            (498, "", "", "overloaded provider_model -"),
+        ],
+    );
+    let wrong =
+        r#"{"code":"Client specified an invalid argument","error":"Incorrect API key provided: xa***"}"#;
+    holds(&provider("xai"), &[(400, "", wrong, "invalid! key -"), (400, "", "{}", "caller key -")]);
+    holds(&provider("fireworks"), &[(412, "", "", "quota group -")]);
 }
 
 #[test]
@@ -355,6 +390,18 @@ fn a_code_is_shown_in_printable_ascii_of_at_most_64_bytes() {
     let own = own(&format!("rules = [{{ status = 400, code = {code:?}, class = 'quota' }}]"));
     let shown = read_at(&own, 400, "", serde_json::json!({ "code": code }).to_string()).code.unwrap();
     assert!(shown.len() <= 64 && shown.bytes().all(|b| b.is_ascii_graphic()));
+}
+
+#[test]
+fn only_the_first_elements_of_an_array_are_looked_at() {
+    let own = own("rules = [{ status = 400, code = 'x', field = '/all/*/code', class = 'quota' }]");
+    let body = |before: usize| {
+        let mut all = vec![serde_json::json!({ "code": "y" }); before];
+        all.push(serde_json::json!({ "code": "x" }));
+        serde_json::json!({ "all": all }).to_string()
+    };
+    assert_eq!(read_at(&own, 400, "", body(63)).class, Class::Quota);
+    assert_eq!(read_at(&own, 400, "", body(64)).class, Class::Caller);
 }
 
 #[test]

@@ -82,8 +82,8 @@ fn is_zero(headers: &HeaderMap, name: &http::HeaderName) -> bool {
 fn at(wait: &Wait, headers: &HeaderMap, body: &Body, sent: SystemTime) -> Option<Duration> {
     match &wait.from {
         WaitPlace::Header(name) => {
-            let texts = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-            texts.filter_map(|text| parse(text, wait.format, sent)).next()
+            let mut texts = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            texts.find_map(|text| parse(text, wait.format, sent))
         }
         WaitPlace::Body(pointer) => {
             body.at(pointer).into_iter().filter_map(scalar).find_map(|text| parse(&text, wait.format, sent))
