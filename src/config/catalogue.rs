@@ -292,8 +292,12 @@ impl RawProvider {
         if self.base_url.is_none() {
             match base {
                 None => refuse(&mut errors, "base_url", "is missing, and the catalogue has no such provider"),
-                Some(base) if base.needs_base_url => {
-                    refuse(&mut errors, "base_url", "is missing: this provider has no address of its own");
+                Some(base) if base.needs_base_url && self.hosts.as_ref().is_none_or(Vec::is_empty) => {
+                    refuse(
+                        &mut errors,
+                        "base_url",
+                        "or hosts must be set: this provider has no address of its own",
+                    );
                 }
                 Some(_) => {}
             }
@@ -307,6 +311,14 @@ impl RawProvider {
             provider.needs_base_url = false;
         }
         self.fill(&mut provider, &mut errors);
+        // Whoever names a host for the proxy modes has said where the provider is; the first of several is
+        // where the other mode and lessor's own checks go.
+        if provider.needs_base_url
+            && let Some(url) = provider.hosts.first().and_then(|host| format!("https://{host}").parse().ok())
+        {
+            provider.base_url = url;
+            provider.needs_base_url = false;
+        }
         if errors.is_empty() { Ok(provider) } else { Err(errors) }
     }
 
@@ -668,12 +680,12 @@ fn compile_waits(raw: &RawProvider, errors: &mut Vec<FieldError>) -> Vec<Wait> {
     let mut all = Vec::new();
     for (i, wait) in raw.waits.iter().flatten().enumerate() {
         let mut bad = |field: &str, problem: String| refuse(errors, format!("waits.{i}.{field}"), problem);
-        let mut header = |field: &str, text: &str| match text.parse::<HeaderName>() {
-            Ok(name) => Some(name),
-            Err(_) => {
+        let mut header = |field: &str, text: &str| {
+            let name = text.parse::<HeaderName>().ok();
+            if name.is_none() {
                 bad(field, format!("is `{text}`, which is no header name"));
-                None
             }
+            name
         };
         let only_if_zero = wait.only_if_zero.as_deref().and_then(|name| header("only_if_zero", name));
         let from = match (&wait.header, &wait.body, &wait.phrase) {
@@ -796,7 +808,7 @@ mod tests {
         let base = builtin().get("openai").unwrap();
         let openai = raw.compile(&name("openai"), Some(base)).unwrap();
         assert_eq!(openai.rules[0].class, Class::Quota);
-        assert_eq!(openai.rules[0].wait, Some(Duration::from_secs(3600)));
+        assert_eq!(openai.rules[0].wait, Some(Duration::from_hours(1)));
         assert_eq!(openai.rules.len(), base.rules.len() + 1);
         assert_eq!(openai.waits[0].from, WaitPlace::Body("/wait".into()));
         assert_eq!(openai.waits[1..], base.waits);
@@ -812,6 +824,15 @@ mod tests {
             if name == "authorization" && before == "Bearer "));
         assert_eq!(refused("internal-llm", ""), ["base_url"]);
         assert_eq!(refused("azure-openai", "error_shape = 'openai'"), ["base_url"]);
+    }
+
+    #[test]
+    fn a_host_of_the_users_is_address_enough_for_a_provider_without_one() {
+        let raw = table("hosts = ['mine.openai.azure.com', 'other.openai.azure.com']");
+        let azure = raw.compile(&name("azure-openai"), Some(&builtin()["azure-openai"])).unwrap();
+        assert_eq!(azure.base_url, "https://mine.openai.azure.com");
+        assert!(!azure.needs_base_url && !azure.base_url_is_users);
+        assert_eq!(azure.hosts.len(), 2);
     }
 
     #[test]
@@ -890,6 +911,6 @@ mod tests {
         for field in RawProvider::FIELDS {
             assert!(message.contains(&format!("`{field}`")), "{field}");
         }
-        assert_eq!(message.matches("`").count() / 2, RawProvider::FIELDS.len() + 1);
+        assert_eq!(message.matches('`').count() / 2, RawProvider::FIELDS.len() + 1);
     }
 }

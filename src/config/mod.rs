@@ -283,7 +283,8 @@ pub struct Provider {
     pub error_shape: ErrorShape,
     /// The request by which lessor itself checks a key.
     pub check: Option<Check>,
-    /// How answers are read, in order: the first that fits wins.
+    /// How answers are read: rules with codes first, then those with phrases, then those with neither; of
+    /// each the first that fits wins.
     pub rules: Vec<Rule>,
     /// Where waits are, in order; the first that can be read wins.
     pub waits: Vec<Wait>,
