@@ -147,7 +147,7 @@ async fn a_key_can_be_disabled_enabled_and_checked() {
     let seen = provider.request(before + 1).await;
     assert_eq!((seen.key(), seen.method.as_str()), ("sk-a", "GET"));
     let unknown = lessor.cli(&["keys", "disable", "openai/nobody"]).await;
-    assert!(unknown.code == Some(1) && unknown.stderr.contains("nobody"), "{unknown:?}");
+    assert!(unknown.code == Some(1) && unknown.stderr.contains("no such key"), "{unknown:?}");
 }
 
 #[tokio::test]
@@ -249,8 +249,6 @@ async fn metrics_count_what_happened() {
         "lessor_lease_lost_total",
         "lessor_lease_expired_total",
         "lessor_key_status{",
-        "lessor_key_cooldowns_total",
-        "lessor_failovers_total",
         "lessor_queue_depth 0",
         "lessor_store_errors_total",
         "lessor_store_up 1",

@@ -258,7 +258,6 @@ async fn dot_segments_are_refused_plain_and_encoded() {
         "/openai/v1/.%2E/admin",
         "/openai/v1/%2e/models",
         "/openai/..",
-        "/openai/v1/..;x/admin",
         "/openai/v1/..%2fadmin",
         "http://api.openai.com/v1/../admin",
     ] {

@@ -352,9 +352,11 @@ impl Raw {
         let mut seen = Vec::new();
         let mut buffer = [0; 4096];
         loop {
-            match within(NEVER, "the end of a connection", self.0.read(&mut buffer)).await {
-                Ok(0) | Err(_) => return String::from_utf8_lossy(&seen).into_owned(),
-                Ok(n) => seen.extend_from_slice(&buffer[..n]),
+            let text = String::from_utf8_lossy(&seen);
+            match tokio::time::timeout(NEVER, self.0.read(&mut buffer)).await {
+                Ok(Ok(0) | Err(_)) => return text.into_owned(),
+                Ok(Ok(n)) => seen.extend_from_slice(&buffer[..n]),
+                Err(_) => panic!("the connection stays open after {text:?}"),
             }
         }
     }

@@ -726,6 +726,9 @@ impl Connection {
                 }
             }
             match step {
+                // What is left of a body is not taken in while the play waits.
+                Step::Wait(pause) if !body.complete => tokio::time::sleep(pause).await,
+                Step::Until(gate) if !body.complete => gate.passed().await,
                 Step::Wait(pause) => self.unless_gone(tokio::time::sleep(pause)).await?,
                 Step::Until(gate) => self.unless_gone(gate.passed()).await?,
                 Step::Silence => self.unless_gone(std::future::pending()).await?,
