@@ -137,6 +137,7 @@ fn a_callers_wrong_organisation_header_never_proves_a_key_bad() {
     holds(
         &openai,
         &[
+            (401, "", openai!("invalid_request_error", "missing_scope"), "access key_model -"),
             (401, "", openai!("invalid_request_error", "mismatched_organization"), "invalid key_model -"),
             (401, "", openai!("invalid_request_error", "invalid_organization"), "invalid key_model -"),
             (401, "", openai!("invalid_request_error", "mismatched_project"), "invalid key_model -"),
