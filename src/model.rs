@@ -380,6 +380,34 @@ impl Outcome {
     }
 }
 
+/// A key that fits a request, in the order in which the store shall try them.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The key.
+    pub key: KeyId,
+    /// The pool it is asked for in; a key that is no member is passed over.
+    pub pool: PoolName,
+    /// Its group, whose cooldowns count too.
+    pub group: Option<GroupName>,
+    /// The fingerprint of the secret this sidecar would use.
+    pub fingerprint: Fingerprint,
+}
+
+/// One key's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeySettings {
+    /// Its id.
+    pub key: KeyId,
+    /// Its pool.
+    pub pool: PoolName,
+    /// Its group.
+    pub group: Option<GroupName>,
+    /// Its cap; 0 counts as 1.
+    pub max_concurrent_uses: u32,
+    /// The secret this sidecar has; `None` while it has none (`pending`).
+    pub fingerprint: Option<Fingerprint>,
+}
+
 /// How a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {

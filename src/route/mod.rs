@@ -143,7 +143,7 @@ impl Routes {
     }
 
     /// Judges a request. `local` is where its connection came in; `None` over a Unix socket.
-    /// `saw_length` as in [`crate::listen::HeadFacts`].
+    /// `saw_length`: the head had a `content-length` line, even where the parser dropped it.
     pub fn find(&self, head: &Parts, saw_length: bool, local: Option<SocketAddr>) -> Result<Plan, Fault> {
         refuse_bad_framing(head, saw_length)?;
         if head.method == Method::CONNECT {

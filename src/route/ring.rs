@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::{Duration, Instant};
 
 use crate::config::{Config, KeyConfig, Provider, Strategy};
-use crate::model::{Fingerprint, KeyId, ModelName, PoolName, ProviderName};
-use crate::store::{Candidate, KeySettings};
+use crate::model::{Candidate, Fingerprint, KeyId, KeySettings, ModelName, PoolName, ProviderName};
 
 /// Idleness counts up to this; longer is not more idle (design, section 6).
 const IDLE_SATURATES: Duration = Duration::from_mins(5);

@@ -16,6 +16,8 @@ use crate::model::{
     PoolName, ProviderName,
 };
 
+pub use crate::model::{Candidate, KeySettings};
+
 pub mod memory;
 pub mod rules;
 
@@ -61,19 +63,6 @@ pub enum StoreError {
 /// What every operation returns. The future owns all it needs: it may be dropped at any point, and the
 /// operation then has either run whole or not at all.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'static>>;
-
-/// A key that fits a request, in the order in which the store shall try them.
-#[derive(Debug, Clone)]
-pub struct Candidate {
-    /// The key.
-    pub key: KeyId,
-    /// The pool it is asked for in; a key that is no member is passed over.
-    pub pool: PoolName,
-    /// Its group, whose cooldowns count too.
-    pub group: Option<GroupName>,
-    /// The fingerprint of the secret this sidecar would use.
-    pub fingerprint: Fingerprint,
-}
 
 /// Asks for a slot of the first candidate that has one free.
 #[derive(Debug, Clone)]
@@ -275,21 +264,6 @@ pub struct SyncKeys {
     pub owner: OwnerId,
     /// The keys.
     pub keys: Vec<KeySettings>,
-}
-
-/// One key's settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeySettings {
-    /// Its id.
-    pub key: KeyId,
-    /// Its pool.
-    pub pool: PoolName,
-    /// Its group.
-    pub group: Option<GroupName>,
-    /// Its cap; 0 counts as 1.
-    pub max_concurrent_uses: u32,
-    /// The secret this sidecar has; `None` while it has none (`pending`).
-    pub fingerprint: Option<Fingerprint>,
 }
 
 /// A person's, or a check's, word on a key.
