@@ -53,6 +53,18 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
 
 fn check(cli: &Cli) -> ExitCode {
     match settings(cli) {
+        Ok(config) if cli.options.json => {
+            let (keys, providers) = (config.keys.len(), config.providers.len());
+            let found = serde_json::json!({
+                "ok": true, "config": config.origin, "keys": keys, "providers": providers, "warnings": config.warnings,
+            });
+            say(&found.to_string());
+            Exit::Ok.into()
+        }
+        Err(error) if cli.options.json => {
+            say(&serde_json::json!({ "ok": false, "error": error.to_string() }).to_string());
+            Exit::Usage.into()
+        }
         Ok(config) => {
             for warning in &config.warnings {
                 tell(&format!("warning: {warning}"));

@@ -145,6 +145,11 @@ impl Metrics {
         for result in ["granted", "exhausted", "unusable", "store_failed"] {
             inner.acquire.get_or_create_owned(&ResultLabel { result });
         }
+        // Named from the start, so that a graph of them begins at zero.
+        for class in Class::RESTS {
+            inner.cooldowns.get_or_create_owned(&ReasonLabel { reason: class.as_str() });
+            inner.failovers.get_or_create_owned(&ReasonLabel { reason: class.as_str() });
+        }
         Self(Arc::new(inner))
     }
 

@@ -311,6 +311,17 @@ impl Class {
         }
     }
 
+    /// The classes that make something rest.
+    pub const RESTS: [Self; 7] = [
+        Self::Rate,
+        Self::Quota,
+        Self::Concurrency,
+        Self::Invalid,
+        Self::Access,
+        Self::Region,
+        Self::Overloaded,
+    ];
+
     /// Whether another key may serve what this one was refused.
     pub fn blames_key(self) -> bool {
         matches!(

@@ -265,7 +265,7 @@ impl Rooms {
 
     /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
     fn note(&self, in_use: &InUse, outcome: &Outcome) {
-        if matches!(outcome.class, Class::Success | Class::Caller | Class::Cancelled | Class::Network) {
+        if !Class::RESTS.contains(&outcome.class) {
             return;
         }
         let (provider, key) = (in_use.provider(), in_use.lease.key());
@@ -290,8 +290,8 @@ impl Rooms {
             head.headers.insert("x-lessor-attempts", trace.attempts().into());
         }
         let ticket = Ticket::new(in_use, trace);
-        let held = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
-        Response::from_parts(head, AnswerBody::Proxied(held))
+        let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
+        Response::from_parts(head, AnswerBody::Proxied(body))
     }
 
     /// Answers 200 and carries bytes until either side ends.

@@ -286,11 +286,12 @@ async fn a_slow_provider_slows_the_client_down() {
     let (answer, ()) = tokio::join!(lessor.try_open(request), async {
         let part = support::pattern().slice(..128 * 1024);
         let mut fed = 0;
-        // Feeds until nothing is taken for half a second.
-        while fed < 512 && tokio::time::timeout(ms(500), feed.send(part.clone())).await.is_ok() {
+        // Feeds until nothing is taken for half a second. The kernel's buffers of both connections may take
+        // some 40 MiB each; lessor itself takes next to nothing.
+        while fed < 1536 && tokio::time::timeout(ms(500), feed.send(part.clone())).await.is_ok() {
             fed += 1;
         }
-        assert!(fed < 512, "64 MiB were taken though the provider reads nothing");
+        assert!(fed < 1536, "192 MiB were taken though the provider reads nothing");
         grew_little(&lessor, before);
         gate.open();
         drop(feed);

@@ -1,1 +1,259 @@
 //! The configuration file: parsed once, every mistake named with file, line and caret.
+//!
+//! The file is read as a tree, section by section, and then looked at as a whole. Nothing stops at the
+//! first mistake: a person who fixes a file wants to see all of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use toml::de::DeTable;
+
+use super::checks::{KeysSeen, Pools, same};
+use super::errors::{ConfigError, Mistake, Source, syntax_mistake};
+use super::providers::Providers;
+use super::tree::{Page, Said, Table, dir_of};
+use super::{
+    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, catalogue, defaults, fields, sections,
+};
+use crate::model::{AppName, KeyId, PoolName, ProviderName};
+
+/// Reads and checks a configuration file, with the variables of this process.
+pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
+    let (name, text) = read_file(path)?;
+    load(&text, &name, &dir_of(path), &|variable| std::env::var(variable).ok())
+}
+
+/// Reads only where a sidecar with this file listens. Who asks a running sidecar need not have its secrets,
+/// and what is wrong elsewhere in the file does not keep it from answering.
+pub fn load_listen(path: &Path) -> Result<Listen, ConfigError> {
+    let (name, text) = read_file(path)?;
+    let tree = parse(&text, &name)?;
+    let page = Page::new(Source::new(&name, &text, &tree), dir_of(path), &|_| None);
+    let listen = sections::listen(&page, &Table::lenient_root(&page, &tree).section("listen"), false);
+    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    Ok(listen)
+}
+
+fn read_file(path: &Path) -> Result<(String, String), ConfigError> {
+    let name = path.display().to_string();
+    let refuse = |problem: String| ConfigError { mistakes: vec![Mistake::of(&name, problem)] };
+    let bytes = std::fs::read(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
+    let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8 text".into()))?;
+    Ok((name, text))
+}
+
+fn parse<'t>(text: &'t str, name: &str) -> Result<DeTable<'t>, ConfigError> {
+    let tree = DeTable::parse(text)
+        .map_err(|error| ConfigError { mistakes: vec![syntax_mistake(name, text, &error)] })?;
+    Ok(tree.into_inner())
+}
+
+/// Checks a configuration given as text; `name` stands in front of its mistakes, relative paths start
+/// from its directory, and `env` answers for variables.
+pub fn load_str(text: &str, name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
+    load(text, name, &dir_of(Path::new(name)), env)
+}
+
+fn load(
+    text: &str,
+    name: &str,
+    dir: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, ConfigError> {
+    let tree = parse(text, name)?;
+    let page = Page::new(Source::new(name, text, &tree), dir.to_owned(), env);
+    let mut config = read(&page, &Table::root(&page, &tree), name);
+    config.warnings = page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    Ok(config)
+}
+
+fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
+    let tables = names_of(root, "providers");
+    let providers = Providers::read(page, &tables);
+    let (keys, pools_of_keys) = read_keys(page, root, &providers);
+    let pools = Pools::read(page, &names_of(root, "pools"), pools_of_keys);
+    let app_tables = names_of(root, "apps");
+    let apps = read_apps(page, &app_tables, &providers, &pools, &keys);
+    // An app that is refused is a mistake of its own; an empty [apps] is no app.
+    let listen = sections::listen(page, &root.section("listen"), app_tables.children().next().is_none());
+    providers.refuse_circles(page, &tables, &listen);
+    let admin_token = root.section("admin").secret("token").map(|(secret, ..)| secret);
+    sections::warn_of_open_admin(page, &listen.admin, admin_token.is_none());
+    let proxy = root.section("proxy");
+    let served: BTreeSet<&ProviderName> =
+        keys.iter().map(|key| &key.provider).chain(&providers.named).collect();
+    Config {
+        listen,
+        store: sections::store(page, &root.section("store")),
+        lease: sections::lease(page, &root.section("lease")),
+        queue: sections::queue(&root.section("queue")),
+        retry: sections::retry(&root.section("retry")),
+        timeouts: sections::timeouts(&root.section("timeouts")),
+        shutdown_grace: root.section("shutdown").duration("grace", defaults::GRACE, Duration::ZERO).value,
+        strategy: root.section("ranking").word("strategy", STRATEGIES),
+        intercept: proxy.flag("intercept", true),
+        proxy: sections::proxy(&proxy),
+        limits: sections::limits(&root.section("limits")),
+        admin_token,
+        hosts: hosts_of(&providers.all),
+        host_patterns: providers.patterns,
+        providers: served
+            .into_iter()
+            .filter_map(|name| Some((name.clone(), providers.all.get(name)?.clone())))
+            .collect(),
+        keys,
+        pools: pools.fallbacks,
+        apps,
+        origin: name.to_owned(),
+        warnings: Vec::new(),
+    }
+}
+
+/// A section whose fields are names of the user's own.
+fn names_of<'p>(root: &Table<'p>, name: &str) -> Table<'p> {
+    root.get(name).and_then(|field| field.open_table()).unwrap_or_else(|| root.absent(name))
+}
+
+const STRATEGIES: &[(&str, Strategy)] = &[
+    ("weighted", Strategy::Weighted),
+    ("round_robin", Strategy::RoundRobin),
+    ("least_in_flight", Strategy::LeastInFlight),
+    ("fill_first", Strategy::FillFirst),
+];
+
+fn read_keys(
+    page: &Page<'_>,
+    root: &Table<'_>,
+    providers: &Providers,
+) -> (Vec<KeyConfig>, BTreeSet<PoolName>) {
+    let (mut keys, mut pools) = (Vec::new(), BTreeSet::new());
+    let Some(field) = root.get("keys") else { return (keys, pools) };
+    let Some(items) = field.items() else {
+        field.wrong::<()>("must be tables, each under [[keys]]");
+        return (keys, pools);
+    };
+    let mut seen = KeysSeen::default();
+    for item in &items {
+        let Some(table) = item.table("keys[]") else { continue };
+        // Each is read before any is missed, so that all mistakes of a key are told.
+        let id: Option<Said<KeyId>> = table.need("id").and_then(|_| table.name("id"));
+        let provider = table.need("provider").and_then(|field| {
+            let name: ProviderName = field.name()?;
+            if !providers.knows(&name) {
+                let hint = fields::hint(name.as_str(), providers.names());
+                return field
+                    .wrong(&format!("must be a provider of the catalogue or of [providers]; {hint}"));
+            }
+            if !providers.has_address(&name) {
+                let rule = format!(
+                    "whose address is each customer's own: add [providers.{name}] with base_url, such as \
+                     \"https://NAME.openai.azure.com\""
+                );
+                return field.wrong(&rule);
+            }
+            Some(name)
+        });
+        let secret = table.need("secret").and_then(|_| table.secret("secret"));
+        let pool = table.name("pool").map_or_else(PoolName::default_pool, |pool| pool.value);
+        let group = table.name("group").map(|group| group.value);
+        let max_concurrent_uses = table.count("max_concurrent_uses", defaults::USES, 1..=1_000_000);
+        let models =
+            sections::all(&table, "models", pattern, "must be a model or a pattern such as \"gpt-*\"");
+        refuse_empty(&table, "models", "the key serves all models");
+        let disabled = table.flag("disabled", false);
+        // Also of a key that is refused: who names its pool is not to blame.
+        pools.insert(pool.clone());
+        let (Some(id), Some(provider)) = (id, provider) else { continue };
+        seen.note_id(page, &provider, &id);
+        let Some((secret, source, at)) = secret else { continue };
+        let id = id.value;
+        seen.note_secret(page, &provider, &id, &secret, &at);
+        keys.push(KeyConfig {
+            id,
+            provider,
+            pool,
+            group,
+            secret,
+            source,
+            max_concurrent_uses,
+            models,
+            disabled,
+        });
+    }
+    (keys, pools)
+}
+
+/// A list that is empty on purpose reads as "none"; where absence means "all", it must not be taken for that.
+fn refuse_empty(table: &Table<'_>, name: &str, absent: &str) {
+    if let Some(field) =
+        table.get(name).filter(|field| field.value.as_array().is_some_and(|all| all.is_empty()))
+    {
+        table.page.refuse(&field.at, format!("{} is empty: leave it out where {absent}", field.path));
+    }
+}
+
+fn pattern(text: &str) -> Option<String> {
+    let good = !text.is_empty() && text.len() <= crate::model::ModelName::MAX && text.trim() == text;
+    good.then(|| text.to_owned())
+}
+
+fn read_apps(
+    page: &Page<'_>,
+    section: &Table<'_>,
+    providers: &Providers,
+    pools: &Pools,
+    keys: &[KeyConfig],
+) -> Vec<AppConfig> {
+    let mut apps: Vec<AppConfig> = Vec::new();
+    for (text, at, field) in section.children() {
+        let name = AppName::parse(text).ok();
+        if name.is_none() {
+            page.refuse(&at, format!("{} is no name: 1 to 64 of a-z 0-9 . _ - are allowed", field.path));
+        }
+        if name == Some(AppName::anonymous()) {
+            page.refuse(&at, "apps.anonymous is taken: it is the name of callers where there are no apps");
+        }
+        let Some(table) = field.table("apps.*") else { continue };
+        let token = table.need("token").and_then(|_| table.secret("token"));
+        let app_pools = pools.names_in(&table, "pools").into_iter().map(|(pool, _)| pool).collect();
+        refuse_empty(&table, "pools", "the app may use the pool `default`");
+        refuse_empty(&table, "providers", "the app may use all providers");
+        let mut names = Vec::new();
+        for field in table.texts("providers") {
+            let Some(name) = field.name::<ProviderName>() else { continue };
+            if !providers.knows(&name) {
+                let hint = fields::hint(name.as_str(), providers.names());
+                field.wrong::<()>(&format!("must be a provider of the catalogue or of [providers]; {hint}"));
+            }
+            names.push(name);
+        }
+        let (Some(name), Some((token, _, at))) = (name, token) else { continue };
+        if let Some(other) = apps.iter().find(|other| same(&other.token, &token)) {
+            page.refuse(&at, format!("apps {} and {name} have one token; each needs its own", other.name));
+        }
+        if let Some(key) = keys.iter().find(|key| same(&key.secret, &token)) {
+            let problem = format!(
+                "the token of app {name} is the secret of key {}: the app would hold the very key that it only borrows",
+                key.id
+            );
+            page.refuse(&at, problem);
+        }
+        apps.push(AppConfig { name, token, pools: app_pools, providers: names });
+    }
+    apps
+}
+
+/// Every exact host, and whose it is.
+pub(super) fn hosts_of(all: &BTreeMap<ProviderName, Arc<Provider>>) -> HashMap<String, ProviderName> {
+    let mut hosts = HashMap::new();
+    // The catalogue's hosts stay with their providers, whatever a base URL says.
+    let builtin = catalogue::builtin().values();
+    for provider in builtin.chain(all.values()) {
+        for host in &provider.hosts {
+            hosts.entry(host.to_ascii_lowercase()).or_insert_with(|| provider.name.clone());
+        }
+    }
+    hosts
+}

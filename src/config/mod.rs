@@ -11,12 +11,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use serde::Deserialize;
 
 use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
 
 pub mod catalogue;
+mod checks;
+mod defaults;
+mod errors;
+mod fields;
 mod file;
+mod providers;
+mod secrets;
+mod sections;
+mod tree;
+mod values;
 mod zero;
+
+pub use errors::{ConfigError, Mistake};
+pub use file::{load_file, load_listen, load_str};
+pub use zero::from_environment;
 
 /// Everything lessor runs by.
 #[derive(Debug, Clone)]
@@ -39,6 +53,9 @@ pub struct Config {
     pub strategy: Strategy,
     /// The proxy modes' policy.
     pub proxy: ProxyConfig,
+    /// `proxy.intercept`: whether CONNECT to a provider's host is answered with a certificate of
+    /// lessor's own; otherwise such a tunnel is refused.
+    pub intercept: bool,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.
@@ -248,8 +265,13 @@ pub struct Provider {
     pub base_url: http::Uri,
     /// Whether the user set `base_url`: then the proxy modes go there too.
     pub base_url_is_users: bool,
+    /// Whether the provider has no address of its own and the user has not given one: `base_url` is then
+    /// a placeholder that never resolves.
+    pub needs_base_url: bool,
     /// Exact hosts a key may be sent to (lower case, no port), `base_url`'s included.
     pub hosts: Vec<String>,
+    /// Suffixes, with their leading dot, that only recognise a host as this provider's.
+    pub host_patterns: Vec<String>,
     /// Further trust for this provider only.
     pub ca_file: Option<PathBuf>,
     /// How the key is put in; the first whose `path_prefix` fits the provider-relative path wins, the
@@ -261,7 +283,8 @@ pub struct Provider {
     pub error_shape: ErrorShape,
     /// The request by which lessor itself checks a key.
     pub check: Option<Check>,
-    /// How answers are read, in order: the first that fits wins.
+    /// How answers are read: rules with codes first, then those with phrases, then those with neither; of
+    /// each the first that fits wins.
     pub rules: Vec<Rule>,
     /// Where waits are, in order; the first that can be read wins.
     pub waits: Vec<Wait>,
@@ -300,7 +323,8 @@ pub enum Place {
 }
 
 /// The JSON shape of lessor's own errors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ErrorShape {
     /// `{"error":{"message","type","code","param"}}`.
     OpenAi,
@@ -328,9 +352,11 @@ pub struct Rule {
     pub status: Vec<StatusRange>,
     /// Exact values, one of which the body's code or type (see [`Rule::fields`]) must equal.
     pub codes: Vec<String>,
-    /// Where `codes` are looked for: JSON pointers, such as `/error/code`.
+    /// Where `codes` and `phrases` are looked for: JSON pointers, such as `/error/code`, in which `*` stands
+    /// for every element of an array. Empty: phrases are looked for in the whole body.
     pub fields: Vec<String>,
-    /// Phrases, one of which the body must contain (ASCII case ignored).
+    /// Phrases, one of which the body must contain (ASCII case ignored). One that begins with `^` must
+    /// begin a string of the body, where no words of the caller's stand.
     pub phrases: Vec<String>,
     /// What it means.
     pub class: Class,
@@ -340,6 +366,15 @@ pub struct Rule {
     pub proven: bool,
     /// The wait when the answer names none.
     pub wait: Option<Duration>,
+    /// The same, where it is a date of the calendar.
+    pub until: Option<Until>,
+}
+
+/// A time that providers mean without naming it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// The first of the next month, 00:00 UTC: when monthly limits begin anew.
+    MonthEnd,
 }
 
 /// An inclusive range of statuses.
@@ -356,6 +391,8 @@ pub struct Wait {
     pub format: WaitFormat,
     /// A header that must be 0 for this one to count ("time to a full bucket").
     pub only_if_zero: Option<http::HeaderName>,
+    /// The classes it counts for; empty: all that can wait.
+    pub classes: Vec<Class>,
 }
 
 /// Where a wait stands.
@@ -370,7 +407,8 @@ pub enum WaitPlace {
 }
 
 /// How a wait is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WaitFormat {
     /// Seconds, or an HTTP date.
     RetryAfter,

@@ -439,7 +439,7 @@ async fn change(
     let seen = bounded(CALL, state.store.snapshot(provider.clone())).await?;
     match seen.keys.iter().find(|seen| known && seen.id == key) {
         Some(view) => Ok(state.json(StatusCode::OK, view)),
-        None => Err(state.unknown_key(&provider)),
+        None => Err(state.unknown_key(&provider, key.as_str())),
     }
 }
 
@@ -540,13 +540,13 @@ impl AdminState {
         let keys = &self.config.keys;
         match keys.iter().find(|it| it.provider == *provider && it.id.as_str() == key) {
             Some(key) => Ok((provider.clone(), key.id.clone())),
-            None => Err(self.unknown_key(provider)),
+            None => Err(self.unknown_key(provider, key)),
         }
     }
 
-    fn unknown_key(&self, provider: &ProviderName) -> Refusal {
+    fn unknown_key(&self, provider: &ProviderName, key: &str) -> Refusal {
         let ids = self.config.keys.iter().filter(|key| key.provider == *provider).map(|key| &key.id);
-        let message = format!("no such key of {provider} here; there is {}", listed(ids));
+        let message = format!("{provider} has no key {key:?} here; there is {}", listed(ids));
         Refusal::new(StatusCode::NOT_FOUND, "unknown_key", message)
     }
 

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
@@ -28,6 +29,8 @@ pub enum Ending {
 pub trait Guard: Send + Unpin + 'static {
     /// Ready when the body must be cut now. Asked before every chunk, so it must be cheap.
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    /// Sees the trailers on their way.
+    fn trailers(&mut self, trailers: &mut HeaderMap);
     /// Called once, at the body's end.
     fn ended(&mut self, how: Ending);
 }
@@ -127,8 +130,11 @@ impl<G: Guard> Body for Held<G> {
         }
         let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
         match Pin::new(inner).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
+            Poll::Ready(Some(Ok(mut frame))) => {
                 this.last = Instant::now();
+                if let (Some(trailers), Some(guard)) = (frame.trailers_mut(), &mut this.guard) {
+                    guard.trailers(trailers);
+                }
                 if this.is_over() {
                     this.end(Ending::Complete);
                 }

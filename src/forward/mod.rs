@@ -252,6 +252,11 @@ fn host_of(uri: &Uri) -> String {
 /// (a GET whose length is not known).
 fn with_body(mut request: Request<()>, body: &Replay) -> Request<ReplayBody> {
     let body = body.body();
+    if let Some(length) = body.size_hint().exact().filter(|_| request.headers().contains_key(CONTENT_LENGTH))
+    {
+        // As it was understood, not as it was spelt (`010`, `5, 5`).
+        request.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
         request.headers_mut().remove(CONTENT_LENGTH);
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

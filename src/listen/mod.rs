@@ -46,7 +46,7 @@ const BACKLOG: u32 = 1024;
 pub enum BindError {
     /// Somebody listens there.
     #[error(
-        "{address} is taken: another process listens there; stop it or set listen.{field} to another address"
+        "{address} is already in use by another process; stop it, or set listen.{field} to another address"
     )]
     Taken {
         /// The address.
@@ -326,6 +326,9 @@ impl Accepting {
                     let signals = Arc::new(Signals::new());
                     let conn = Conn { peer, signals, _place: Arc::new(place) };
                     self.spawn(socket, conn, service.clone());
+                    // The runtime runs the newest task first; in a burst that would let the last of many
+                    // connections be served before the first.
+                    tokio::task::yield_now().await;
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {

@@ -64,8 +64,10 @@ pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode) -> Response<B
     if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
         headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"lessor\""));
     }
-    if mode == Mode::Connect || fault.code == Code::RequestTimeout {
-        // After a refused CONNECT, bytes meant for the tunnel may follow: they are no request.
+    let unsure_where_it_ends =
+        matches!(fault.code, Code::BadRequest | Code::RequestTimeout | Code::UpgradeUnsupported);
+    if mode == Mode::Connect || unsure_where_it_ends {
+        // After a refused CONNECT or upgrade, and after doubtful framing, what follows may be no request.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if mode == Mode::Connect {

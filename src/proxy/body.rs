@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 
 use crate::forward::held::{Broken, Ending, Guard, Held};
+use crate::inject;
 use crate::lease::Lease;
 use crate::model::{KeyId, Outcome, ProviderName, Secret};
 use crate::route::ring::{ModelKnown, ProviderKeys};
@@ -114,6 +116,12 @@ impl Guard for Ticket {
         match &self.in_use {
             Some(in_use) => in_use.lease.poll_lost(cx).map(|_why| ()),
             None => Poll::Pending,
+        }
+    }
+
+    fn trailers(&mut self, trailers: &mut HeaderMap) {
+        if let Some(secret) = self.in_use.as_ref().and_then(InUse::secret) {
+            inject::mask(trailers, secret);
         }
     }
 

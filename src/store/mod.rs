@@ -303,7 +303,7 @@ pub enum StatusChange {
     CheckedBad(Fingerprint),
     /// lessor's own check passed with this secret: lifts `invalid`, and rests set on doubt.
     CheckedGood(Fingerprint),
-    /// Lift every cooldown of the key by hand.
+    /// Lift every cooldown of the key, and of its group, by hand; keeps `invalid`.
     Clear,
 }
 
@@ -337,7 +337,7 @@ pub struct KeyView {
 /// One scoped cooldown.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CooldownView {
-    /// `key|model`, `group`, `group|model` or `provider|model`.
+    /// `key|model`, `group`, `group|model`, `provider|model`, or `provider` where the model was not known.
     pub subject: String,
     /// The class that set it.
     pub reason: String,

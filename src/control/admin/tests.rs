@@ -35,6 +35,7 @@ pub(in crate::control) fn config() -> Config {
         disabled: false,
     };
     Config {
+        intercept: true,
         listen: Listen {
             proxy: vec![Address::Tcp("127.0.0.1:8321".parse().unwrap())],
             admin: Address::Tcp("127.0.0.1:8322".parse().unwrap()),
@@ -82,6 +83,8 @@ pub(in crate::control) fn provider(
 ) -> (ProviderName, Arc<Provider>) {
     let name = ProviderName::parse(name).unwrap();
     let provider = Provider {
+        host_patterns: Vec::new(),
+        needs_base_url: false,
         name: name.clone(),
         base_url: base_url.parse().unwrap(),
         base_url_is_users: false,

@@ -201,8 +201,7 @@ impl Ledger {
         self.forget(held.lease);
         let key = self.keys.entry(held.key.clone()).or_default();
         key.seen_at = key.seen_at.max(now);
-        let key = &self.keys[&held.key];
-        if self.in_use(key, now) >= key.cap() {
+        if self.keys.get(&held.key).is_some_and(|key| self.in_use(key, now) >= key.cap()) {
             return RenewAnswer::Lost;
         }
         // Tokens keep rising even where the clock of the new life is behind that of the old one.

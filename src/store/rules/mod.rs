@@ -283,7 +283,7 @@ impl Ledger {
         stamp: FencingToken,
         now: StoreTime,
     ) -> Option<StoreTime> {
-        let rest = Rest::after(self.rests.get(&subject), evidence, stamp, now)?;
+        let rest = Rest::after(self.rests.get(&subject), evidence, stamp, now);
         let until = rest.until;
         let current = match &subject {
             Subject::Key(key, _) => {

@@ -71,14 +71,14 @@ impl Ledger {
         lifted
     }
 
-    /// Takes one use less than were live when the provider said "too many", and never more than was
-    /// learned before. Said of a lease that has ended it tells nothing: how many lived with it is gone.
+    /// Takes one use less than were live when the provider said "too many". Said of a lease that has
+    /// ended it tells nothing: how many lived with it is gone.
     fn learn(&mut self, ask: &Report, now: StoreTime) {
         if !self.is_live(ask.lease, now) {
             return;
         }
         let Some(key) = self.keys.get(&ask.key) else { return };
-        let cap = self.in_use(key, now).saturating_sub(1).max(1).min(key.cap_in_force(now));
+        let cap = self.in_use(key, now).saturating_sub(1).max(1);
         if let Some(key) = self.keys.get_mut(&ask.key) {
             key.learned = Some(Learned { cap, since: now });
         }

@@ -113,7 +113,7 @@ pub struct Rest {
     /// The lease that probes. It is out while that lease lives, so that its end, however it comes,
     /// ends the probe without a write.
     pub probe_lease: Option<LeaseId>,
-    /// When it was last probed; its beginning at first.
+    /// When it was last probed or set: an early probe is due half an hour later.
     pub probed_at: StoreTime,
     /// Whether lessor's own check lifts it.
     pub doubt: bool,
@@ -144,63 +144,45 @@ pub enum Gate {
 
 impl Rest {
     /// What is known after `evidence`: `old` or something longer, never something shorter. `stamp` is
-    /// a token newer than all issued so far. `None` when the wait named is already over.
-    pub fn after(
-        old: Option<&Self>,
-        evidence: &Evidence,
-        stamp: FencingToken,
-        now: StoreTime,
-    ) -> Option<Self> {
+    /// a token newer than all issued so far.
+    pub fn after(old: Option<&Self>, evidence: &Evidence, stamp: FencingToken, now: StoreTime) -> Self {
         let old = old.filter(|rest| !rest.is_forgotten(now));
         let policy = Policy::of(evidence.class);
         let said = evidence.wait.and_then(|said| bounded(evidence.class, said));
         let fresh = old.is_none_or(|rest| rest.is_news(evidence, now));
         let known = old.filter(|rest| rest.class == evidence.class).map_or(0, |rest| rest.strikes);
-        let strikes = match said {
-            _ if !policy.grows() => 0,
-            Some(_) => known,
-            None if fresh => known.saturating_add(1),
-            None => known.max(1),
-        };
+        let counts = policy.grows() && said.is_none() && fresh;
+        let strikes = if counts { known.saturating_add(1) } else { known };
         let until = match (evidence.class, said) {
             (Class::Invalid, _) if !evidence.doubt => StoreTime::NEVER,
             (_, Some(said)) => now.plus(said),
             (_, None) => now.plus(policy.wait(strikes)),
         };
-        let probed = |rest: &Self| rest.probe_lease.is_some() && rest.probe_lease == evidence.lease;
-        match old {
-            Some(old) if old.until >= until => {
-                let mut kept = old.clone();
-                kept.on_probe_end |= policy.probation;
-                if fresh {
-                    kept.token = stamp;
-                    if kept.class == evidence.class {
-                        kept.strikes = strikes;
-                    }
-                    if probed(old) {
-                        kept.probe_lease = None;
-                    }
+        if let Some(longer) = old.filter(|rest| rest.until >= until) {
+            let mut kept = longer.clone();
+            kept.on_probe_end |= policy.probation;
+            if fresh {
+                kept.token = stamp;
+                if kept.class == evidence.class {
+                    kept.strikes = strikes;
                 }
-                Some(kept)
             }
-            _ if until <= now && old.is_none() => None,
-            _ => {
-                let resting = old.filter(|rest| now < rest.until);
-                Some(Self {
-                    class: evidence.class,
-                    since: resting.map_or(now, |rest| rest.since),
-                    until,
-                    token: stamp,
-                    strikes,
-                    on_probe_end: policy.probation || old.is_some_and(|rest| rest.on_probe_end),
-                    probe_lease: old.filter(|rest| !probed(rest)).and_then(|rest| rest.probe_lease),
-                    probed_at: resting.map_or(now, |rest| rest.probed_at),
-                    doubt: evidence.doubt,
-                    by_check: evidence.by_check,
-                    status: evidence.status,
-                    code: evidence.code.clone(),
-                })
-            }
+            return kept;
+        }
+        Self {
+            class: evidence.class,
+            since: now,
+            until,
+            token: stamp,
+            strikes,
+            // Only a success ends a probation, and a probe that is out stays the only one.
+            on_probe_end: policy.probation || old.is_some_and(|rest| rest.on_probe_end),
+            probe_lease: old.and_then(|rest| rest.probe_lease),
+            probed_at: now,
+            doubt: evidence.doubt,
+            by_check: evidence.by_check,
+            status: evidence.status,
+            code: evidence.code.clone(),
         }
     }
 

@@ -156,3 +156,34 @@ impl Rests {
         self.0.insert(subject, rest);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::super::rest::Evidence;
+    use super::*;
+    use crate::model::{Class, FencingToken};
+
+    #[test]
+    fn what_has_healed_and_is_forgotten_makes_room_for_what_comes() {
+        let mut rests = Rests::default();
+        for minutes in [0, 40, 80] {
+            let evidence = Evidence {
+                class: Class::Access,
+                wait: None,
+                doubt: false,
+                by_check: false,
+                status: None,
+                code: None,
+                lease: None,
+                token: FencingToken(0),
+            };
+            let now = StoreTime(minutes * 60_000);
+            let model = ModelName::new(&format!("m{minutes}")).unwrap();
+            let rest = Rest::after(None, &evidence, FencingToken(1), now);
+            rests.set(Subject::ProviderModel(Some(model)), rest, None, now);
+            assert_eq!(rests.iter().count(), 1);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Every field the file may have. What is not here is a mistake, and `config/lessor.toml` shows all.
+
+/// The fields of each table: by its path, with `*` for a name of the user's own and `[]` for an array.
+pub(super) const FIELDS: &[(&str, &[&str])] = &[
+    (
+        "",
+        &[
+            "listen",
+            "store",
+            "lease",
+            "queue",
+            "retry",
+            "timeouts",
+            "shutdown",
+            "ranking",
+            "proxy",
+            "limits",
+            "admin",
+            "providers",
+            "pools",
+            "keys",
+            "apps",
+        ],
+    ),
+    ("listen", &["proxy", "admin", "hosts", "allow_origins", "response_headers"]),
+    ("listen.proxy", &["path", "mode"]),
+    ("store", &["url", "prefix"]),
+    ("lease", &["ttl", "heartbeat", "on_lost", "max_duration"]),
+    ("queue", &["max_wait", "max_waiting"]),
+    ("retry", &["max_attempts", "max_body", "max_total"]),
+    ("timeouts", &["connect", "first_byte", "idle", "body_idle", "header", "keep_alive"]),
+    ("shutdown", &["grace"]),
+    ("ranking", &["strategy"]),
+    ("proxy", &["other_hosts", "deny_nets", "intercept"]),
+    ("limits", &["max_connections", "max_header_bytes", "max_headers"]),
+    ("admin", &["token"]),
+    ("providers.*", PROVIDER),
+    ("pools.*", &["fallback"]),
+    ("keys[]", &["id", "provider", "pool", "group", "secret", "max_concurrent_uses", "models", "disabled"]),
+    ("apps.*", &["token", "pools", "providers"]),
+    ("secret", &["env", "file"]),
+];
+
+/// The fields of `[providers.x]`, which the catalogue reads.
+pub(super) const PROVIDER: &[&str] = &[
+    "base_url",
+    "hosts",
+    "host_patterns",
+    "allow_plaintext",
+    "ca_file",
+    "inject",
+    "keep",
+    "error_shape",
+    "check",
+    "rules",
+    "waits",
+    "no_model_paths",
+    "env",
+];
+
+/// Fields inside a provider's tables whose values are never secret.
+const PROVIDER_INNER: &[&str] = &[
+    "header",
+    "format",
+    "query",
+    "path_prefix",
+    "method",
+    "path",
+    "status",
+    "code",
+    "field",
+    "phrase",
+    "class",
+    "scope",
+    "proven",
+    "wait",
+    "body",
+    "only_if_zero",
+];
+
+/// The fields of one table.
+pub(super) fn of(table: &str) -> &'static [&'static str] {
+    FIELDS.iter().find(|(name, _)| *name == table).map_or(&[], |(_, fields)| fields)
+}
+
+/// Whether a value of a field of this name may be shown.
+pub(super) fn is_plain(field: &str) -> bool {
+    !matches!(field, "secret" | "token" | "env" | "file")
+        && (PROVIDER_INNER.contains(&field) || FIELDS.iter().any(|(_, fields)| fields.contains(&field)))
+}
+
+/// The known word nearest to `word`, if one is near enough to be meant: a letter or so away, else alike as a
+/// whole (`hosts_patterns`, `token_env`), which says little of short words.
+pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    let slips = |other: &str| strsim::osa_distance(word, other);
+    let few = (word.chars().count() / 3).clamp(1, 3);
+    let typo = known.clone().into_iter().filter(|_| word.len() > 1).min_by_key(|other| slips(other));
+    typo.filter(|other| slips(other) <= few).or_else(|| {
+        let alike = known.into_iter().map(|other| (strsim::jaro_winkler(word, other), other));
+        let (likeness, other) = alike.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (likeness > 0.75).then_some(other)
+    })
+}
+
+/// What a message says behind an unknown `word`: the nearest known one, else all.
+pub(super) fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    if let Some(near) = nearest(word, known.clone()) {
+        return format!("did you mean `{near}`?");
+    }
+    let all: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
+    match all.len() {
+        0 => "there are none".into(),
+        1..=20 => format!("known are {}", all.join(", ")),
+        _ => format!("known are {} and {} more", all[..20].join(", "), all.len() - 20),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use std::collections::BTreeSet;
+
+    use toml::de::{DeTable, DeValue};
+
+    use super::*;
+
+    /// The reference with every setting said: lines that begin with `#` and no space are settings.
+    fn opened() -> String {
+        let mut seen = BTreeSet::new();
+        let mut table = String::new();
+        let mut text = String::new();
+        for line in include_str!("../../config/lessor.toml").lines() {
+            let setting = line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with(' '));
+            let line = setting.unwrap_or(line);
+            if line.starts_with('[') {
+                line.clone_into(&mut table);
+            }
+            // Alternatives of one field stand below each other; the first counts.
+            let field = line.split_once(" = ").map(|(field, _)| format!("{table} {field}"));
+            if field.is_none_or(|field| seen.insert(field)) {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    fn collect(path: &str, table: &DeTable<'_>, into: &mut BTreeSet<(String, String)>) {
+        for (key, value) in table {
+            into.insert((path.to_owned(), key.get_ref().to_string()));
+            let named = matches!(path, "providers" | "pools" | "apps");
+            let key = if named { "*" } else { key.get_ref() };
+            let below = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+            walk(&below, value.get_ref(), into);
+        }
+    }
+
+    fn walk(path: &str, value: &DeValue<'_>, into: &mut BTreeSet<(String, String)>) {
+        match value {
+            DeValue::Table(table) => collect(path, table, into),
+            DeValue::Array(items) => {
+                items.iter().for_each(|item| walk(&format!("{path}[]"), item.get_ref(), into));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_field_that_is_known_stands_in_the_reference() {
+        let text = opened();
+        let tree = DeTable::parse(&text).unwrap();
+        let mut there = BTreeSet::new();
+        collect("", tree.get_ref(), &mut there);
+        for (table, fields) in FIELDS {
+            for field in *fields {
+                let found = there.iter().any(|(path, name)| {
+                    let path = path.replace("listen.proxy[]", "listen.proxy");
+                    name == field && (path == *table || *table == "secret")
+                });
+                assert!(
+                    found || (*table == "secret" && text.contains("file = ")),
+                    "`{field}` of [{table}] is not in config/lessor.toml"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_is_sound_as_it_stands_and_with_every_setting_said() {
+        let env = |name: &str| Some(format!("value-of-{name}"));
+        let plain = include_str!("../../config/lessor.toml");
+        let as_is =
+            crate::config::load_str(plain, "config/lessor.toml", &env).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(as_is.keys.len(), 1);
+        assert!(as_is.warnings.is_empty(), "{:?}", as_is.warnings);
+        // The one file it names is not on the machine that runs the tests.
+        let all = opened();
+        let all: Vec<&str> = all.lines().filter(|line| !line.starts_with("ca_file")).collect();
+        let all = crate::config::load_str(&all.join("\n"), "config/lessor.toml", &env)
+            .unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((all.apps.len(), all.providers.len(), all.listen.proxy.len()), (1, 2, 2));
+        // What is said is the default, save for what is noted.
+        assert_eq!(all.lease.heartbeat, as_is.lease.heartbeat);
+        assert_eq!(all.timeouts.keep_alive, as_is.timeouts.keep_alive);
+        assert_eq!(all.proxy.deny_nets, as_is.proxy.deny_nets);
+        assert_eq!(all.limits.max_header_bytes, as_is.limits.max_header_bytes);
+    }
+
+    #[test]
+    fn the_fields_of_a_provider_are_those_that_the_catalogue_reads() {
+        let error = toml::from_str::<crate::config::catalogue::RawProvider>("no_such_field = 1").unwrap_err();
+        let known: BTreeSet<&str> = error.message().split('`').skip(3).step_by(2).collect();
+        assert_eq!(known, PROVIDER.iter().copied().collect());
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_finds_its_field_and_nonsense_finds_none() {
+        assert_eq!(nearest("hartbeat", of("lease").iter().copied()), Some("heartbeat"));
+        assert_eq!(nearest("on-lost", of("lease").iter().copied()), Some("on_lost"));
+        assert_eq!(nearest("ky", ["key_model", "key"]), Some("key"));
+        assert_eq!(nearest("zzz", of("lease").iter().copied()), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Which of a provider's rules an answer falls under.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use super::body::{Body, scalar};
+use crate::config::{Provider, Rule};
+
+/// The rule that decided, and the code in the body by which it did.
+pub(super) struct Hit<'a> {
+    pub(super) rule: &'a Rule,
+    pub(super) code: Option<&'a str>,
+}
+
+/// The first rule that fits: of those with codes, else of those with phrases, else of those with neither.
+pub(super) fn find<'a>(provider: &'a Provider, status: StatusCode, body: &Body) -> Option<Hit<'a>> {
+    let fitting = || provider.rules.iter().filter(|rule| fits(rule, status));
+    let by_code = || {
+        fitting().filter(|rule| !rule.codes.is_empty()).find_map(|rule| {
+            let code = code_of(rule, body)?;
+            says(rule, body).then_some(Hit { rule, code: Some(code) })
+        })
+    };
+    let by_phrase = || {
+        let rule =
+            fitting().find(|rule| rule.codes.is_empty() && !rule.phrases.is_empty() && says(rule, body))?;
+        Some(Hit { rule, code: None })
+    };
+    let by_status = || by_status(provider, status).map(|rule| Hit { rule, code: None });
+    by_code().or_else(by_phrase).or_else(by_status)
+}
+
+/// The rule for `status` when the body tells nothing.
+pub(super) fn by_status(provider: &Provider, status: StatusCode) -> Option<&Rule> {
+    provider.rules.iter().find(|rule| !reads_body(rule) && fits(rule, status))
+}
+
+/// Whether the rule is for `status`.
+pub(super) fn fits(rule: &Rule, status: StatusCode) -> bool {
+    let status = status.as_u16();
+    rule.status.is_empty() || rule.status.iter().any(|range| (range.0..=range.1).contains(&status))
+}
+
+/// Whether the rule looks into the body.
+pub(super) fn reads_body(rule: &Rule) -> bool {
+    !rule.codes.is_empty() || !rule.phrases.is_empty()
+}
+
+/// The rule's code that the body has in one of the rule's fields. It is the rule's own text that is handed
+/// on, never the body's, so no secret that a provider echoes gets out by this way.
+fn code_of<'a>(rule: &'a Rule, body: &Body) -> Option<&'a str> {
+    let values: Vec<String> =
+        rule.fields.iter().flat_map(|field| body.at(field)).filter_map(scalar).collect();
+    rule.codes.iter().find(|code| values.contains(code)).map(String::as_str)
+}
+
+/// Whether the body has one of the rule's phrases; a rule without phrases asks for none. Beside codes,
+/// `fields` says where the codes are, and phrases may stand anywhere.
+fn says(rule: &Rule, body: &Body) -> bool {
+    if rule.phrases.is_empty() {
+        return true;
+    }
+    let fields = if rule.codes.is_empty() { rule.fields.as_slice() } else { &[] };
+    let texts: Vec<String> = body.texts(fields).into_iter().map(str::to_ascii_lowercase).collect();
+    rule.phrases.iter().map(|phrase| phrase.to_ascii_lowercase()).any(|phrase| {
+        match phrase.strip_prefix('^') {
+            Some(start) => texts.iter().any(|text| text.trim_start().starts_with(start)),
+            None => texts.iter().any(|text| text.contains(&phrase)),
+        }
+    })
+}
+
+/// A code as evidence for people: printable, and at most 64 bytes.
+pub(super) fn evidence(code: &str) -> Option<Arc<str>> {
+    let safe: String = code.chars().map(|c| if c.is_ascii_graphic() { c } else { '?' }).take(64).collect();
+    (!safe.is_empty()).then(|| safe.into())
+}

@@ -1,0 +1,306 @@
+//! How long an answer says to wait: every way of writing a time that providers have.
+//!
+//! Each text is parsed whole or not at all: `6m0s` is not 6 and `120ms` is not 120 s. Absolute times are
+//! taken from the answer's own `Date`, so a clock that is wrong here, or there, does no harm.
+
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, header};
+
+use super::body::{Body, scalar};
+use crate::config::{Provider, Rule, Until, Wait, WaitFormat, WaitPlace};
+use crate::model::Class;
+
+const MINUTE: Duration = Duration::from_mins(1);
+const HOUR: Duration = Duration::from_hours(1);
+const DAY: Duration = Duration::from_hours(24);
+
+/// No wait is longer: a month's window and a day, for time zones.
+const LONGEST: Duration = Duration::from_hours(32 * 24);
+/// A rate limit's wait up to [`HOUR`] is cut to this; a longer one names a day's window and is believed.
+const RATE: Duration = Duration::from_mins(10);
+
+/// The longest wait an answer of `class` can name.
+pub(super) fn longest(class: Class) -> Option<Duration> {
+    match class {
+        Class::Rate | Class::Quota => Some(LONGEST),
+        Class::Concurrency | Class::Overloaded => Some(MINUTE),
+        Class::Access | Class::Region => Some(30 * MINUTE),
+        // A key that is refused waits for a check, and the rest for nothing.
+        Class::Invalid | Class::Caller | Class::Success | Class::Cancelled | Class::Network => None,
+    }
+}
+
+/// Whether `wait` says anything about an answer of `class`.
+pub(super) fn counts(wait: &Wait, class: Class) -> bool {
+    wait.classes.is_empty() || wait.classes.contains(&class)
+}
+
+/// The first wait the answer names, bounded for its class.
+pub(super) fn named(
+    provider: &Provider,
+    class: Class,
+    headers: &HeaderMap,
+    body: &Body,
+    now: SystemTime,
+) -> Option<Duration> {
+    let longest = longest(class)?;
+    let sent = sent_at(headers, now);
+    let named = provider
+        .waits
+        .iter()
+        .filter(|wait| {
+            counts(wait, class) && wait.only_if_zero.as_ref().is_none_or(|name| is_zero(headers, name))
+        })
+        .find_map(|wait| at(wait, headers, body, sent))?;
+    let bound = if class == Class::Rate && named <= HOUR { RATE } else { longest };
+    Some(named.min(bound))
+}
+
+/// The wait that a rule gives where the answer names none. It is the catalogue's or the user's own word, so
+/// no class bounds it.
+pub(super) fn of_rule(rule: &Rule, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    longest(rule.class)?;
+    let until = || match rule.until? {
+        Until::MonthEnd => whole_ms(month_end(sent_at(headers, now))?),
+    };
+    rule.wait.or_else(until).map(|wait| wait.min(LONGEST))
+}
+
+/// When the answer was sent, by its sender's clock; by ours where it does not say.
+fn sent_at(headers: &HeaderMap, now: SystemTime) -> SystemTime {
+    let date = headers.get(header::DATE).and_then(|value| value.to_str().ok());
+    date.and_then(|text| httpdate::parse_http_date(text).ok()).unwrap_or(now)
+}
+
+fn is_zero(headers: &HeaderMap, name: &http::HeaderName) -> bool {
+    let text = headers.get(name).and_then(|value| value.to_str().ok());
+    text.and_then(|text| decimal(text.trim())).is_some_and(|left| left == 0.0)
+}
+
+/// The wait at one place, if it can be read there.
+fn at(wait: &Wait, headers: &HeaderMap, body: &Body, sent: SystemTime) -> Option<Duration> {
+    match &wait.from {
+        WaitPlace::Header(name) => {
+            let mut texts = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            texts.find_map(|text| parse(text, wait.format, sent))
+        }
+        WaitPlace::Body(pointer) => {
+            body.at(pointer).into_iter().filter_map(scalar).find_map(|text| parse(&text, wait.format, sent))
+        }
+        WaitPlace::Phrase(phrase) => {
+            body.texts(&[]).into_iter().find_map(|text| after(text, phrase, wait.format, sent))
+        }
+    }
+}
+
+/// A whole text as a wait: `None` where it cannot be read, is negative, zero or past.
+pub(super) fn parse(text: &str, format: WaitFormat, sent: SystemTime) -> Option<Duration> {
+    let text = text.trim();
+    let wait = match format {
+        WaitFormat::RetryAfter => match decimal(text) {
+            Some(secs) => seconds(secs),
+            None => httpdate::parse_http_date(text).ok()?.duration_since(sent).ok(),
+        },
+        WaitFormat::Millis => seconds(decimal(text)? / 1e3),
+        WaitFormat::Seconds => seconds(decimal(text)?),
+        WaitFormat::Duration => match decimal(text) {
+            Some(secs) => seconds(secs),
+            None => units(text),
+        },
+        WaitFormat::Rfc3339 => match date_time(text)? {
+            (at, "") => at.duration_since(sent).ok(),
+            _ => None,
+        },
+        WaitFormat::Epoch => epoch(decimal(text)?, sent),
+    };
+    whole_ms(wait?)
+}
+
+/// The wait that stands in `text` after `phrase`: after the last one, for what a provider repeats of the
+/// caller's words comes before its own advice.
+fn after(text: &str, phrase: &str, format: WaitFormat, sent: SystemTime) -> Option<Duration> {
+    let start = text.to_ascii_lowercase().rfind(&phrase.to_ascii_lowercase())? + phrase.len();
+    let rest = text.get(start..)?.trim_start_matches([' ', ':', '~', '\n', '\t']);
+    if format == WaitFormat::Rfc3339 {
+        let (at, rest) = date_time(rest)?;
+        let ended = !rest.starts_with(|c: char| c.is_alphanumeric());
+        return if ended { whole_ms(at.duration_since(sent).ok()?) } else { None };
+    }
+    let end =
+        rest.find(|c: char| !(c.is_alphanumeric() || matches!(c, '.' | '+' | '-'))).unwrap_or(rest.len());
+    let word = rest[..end].trim_end_matches(['.', '-']);
+    // Words for units are for people, so they stand in texts only: `in 20 seconds`.
+    match (decimal(word), word.len() == end, rest[end..].strip_prefix(' ')) {
+        (Some(number), true, Some(next)) if next.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+            let unit = next.split(|c: char| !c.is_ascii_alphabetic()).next()?;
+            whole_ms(seconds(number * spelt_unit(&unit.to_ascii_lowercase())?)?)
+        }
+        _ => parse(word, format, sent),
+    }
+}
+
+/// Digits with perhaps a fraction, and nothing else: no sign, no exponent, no `inf`.
+fn decimal(text: &str) -> Option<f64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    (digits(whole) && digits(fraction)).then(|| text.parse().ok()).flatten()
+}
+
+/// Seconds as a duration; more than one can hold is no time but garbage.
+fn seconds(secs: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(secs).ok()
+}
+
+/// `1h2m3.5s`: numbers, each with its unit, to the end.
+fn units(text: &str) -> Option<Duration> {
+    let mut total = 0.0;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let number_ends = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'))?;
+        let (number, tail) = rest.split_at(number_ends);
+        let unit_ends = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_ends);
+        total += decimal(number)? * unit_seconds(unit)?;
+        rest = tail;
+    }
+    if text.is_empty() { None } else { seconds(total) }
+}
+
+fn unit_seconds(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "d" => 86400.0,
+        "h" => 3600.0,
+        "m" => 60.0,
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "us" | "µs" | "μs" => 1e-6, // both signs for micro are in use
+        "ns" => 1e-9,
+        _ => return None,
+    })
+}
+
+fn spelt_unit(word: &str) -> Option<f64> {
+    Some(match word.strip_suffix('s').unwrap_or(word) {
+        "day" => 86400.0,
+        "hour" | "hr" => 3600.0,
+        "minute" | "min" => 60.0,
+        "second" | "sec" => 1.0,
+        "millisecond" => 1e-3,
+        _ => return unit_seconds(word),
+    })
+}
+
+/// Told apart by size: less than 30 days is a wait, more than 1e12 is ms since the epoch, else seconds.
+fn epoch(number: f64, sent: SystemTime) -> Option<Duration> {
+    if number < 30.0 * 86400.0 {
+        return seconds(number);
+    }
+    let since = seconds(if number > 1e12 { number / 1e3 } else { number })?;
+    SystemTime::UNIX_EPOCH.checked_add(since)?.duration_since(sent).ok()
+}
+
+/// Up to whole milliseconds, the unit of every cooldown; zero is no wait.
+fn whole_ms(wait: Duration) -> Option<Duration> {
+    if wait.is_zero() {
+        return None;
+    }
+    let nanos = wait.subsec_nanos().next_multiple_of(1_000_000);
+    Duration::from_secs(wait.as_secs()).checked_add(Duration::from_nanos(nanos.into()))
+}
+
+/// A date with perhaps a time at the start of `text`, and what follows it. RFC 3339, and the looser form of
+/// messages to people: `2026-01-01 at 00:00 UTC`. What names no zone is in UTC.
+fn date_time(text: &str) -> Option<(SystemTime, &str)> {
+    let mut scan = Scan(text);
+    let year = scan.number(4)?;
+    let month = scan.then('-')?.number(2)?;
+    let day = scan.then('-')?.number(2)?;
+    let mut secs = days_since_epoch(year, month, day)? * 86400;
+    let mut nanos = 0;
+    let mut clock = Scan(scan.0);
+    if clock.skip_any(&[" at ", "T", "t", " "]) && clock.0.starts_with(|c: char| c.is_ascii_digit()) {
+        let hour = clock.number(2)?;
+        let minute = clock.then(':')?.number(2)?;
+        let second = if clock.skip_any(&[":"]) { clock.number(2)? } else { 0 };
+        if hour > 23 || minute > 59 || second > 60 {
+            return None;
+        }
+        secs += hour * 3600 + minute * 60 + second;
+        if clock.0.starts_with('.') && clock.0[1..].starts_with(|c: char| c.is_ascii_digit()) {
+            clock.then('.')?;
+            nanos = clock.fraction();
+        }
+        if !clock.skip_any(&["Z", "z", " UTC", " GMT"])
+            && let Some(sign) = clock.0.chars().next().filter(|c| matches!(c, '+' | '-'))
+        {
+            let hours = clock.then(sign)?.number(2)?;
+            let minutes = clock.then(':')?.number(2)?;
+            let offset = hours * 3600 + minutes * 60;
+            secs = if sign == '+' { secs - offset } else { secs + offset };
+        }
+        scan = clock;
+    }
+    let since = Duration::new(u64::try_from(secs).ok()?, nanos);
+    Some((SystemTime::UNIX_EPOCH.checked_add(since)?, scan.0))
+}
+
+/// What is left of a text that is read from the front.
+struct Scan<'a>(&'a str);
+
+impl Scan<'_> {
+    /// Exactly so many digits.
+    fn number(&mut self, digits: usize) -> Option<i64> {
+        let number = self.0.get(..digits).filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?;
+        self.0 = &self.0[digits..];
+        number.parse().ok()
+    }
+
+    fn then(&mut self, c: char) -> Option<&mut Self> {
+        self.0 = self.0.strip_prefix(c)?;
+        Some(self)
+    }
+
+    fn skip_any(&mut self, words: &[&str]) -> bool {
+        let rest = words.iter().find_map(|word| self.0.strip_prefix(word));
+        self.0 = rest.unwrap_or(self.0);
+        rest.is_some()
+    }
+
+    /// All digits that follow, as nanoseconds; those past the ninth are dropped.
+    fn fraction(&mut self) -> u32 {
+        let end = self.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.0.len());
+        let (digits, rest) = self.0.split_at(end);
+        self.0 = rest;
+        digits.bytes().chain(std::iter::repeat(b'0')).take(9).fold(0, |n, b| n * 10 + u32::from(b - b'0'))
+    }
+}
+
+/// Days from 1970-01-01 to a date of the Gregorian calendar; `None` for a day that does not exist.
+fn days_since_epoch(year: i64, month: i64, day: i64) -> Option<i64> {
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let in_month = match month {
+        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
+        4 | 6 | 9 | 11 => 30,
+        2 if leap => 29,
+        2 => 28,
+        _ => return None,
+    };
+    if !(1970..=9999).contains(&year) || !(1..=in_month).contains(&day) {
+        return None;
+    }
+    // Years are counted from March, so that the leap day comes last.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    Some(365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719_468)
+}
+
+/// From `at` to the first of the next month, 00:00 UTC.
+fn month_end(at: SystemTime) -> Option<Duration> {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let today = i64::try_from(since.as_secs() / DAY.as_secs()).ok()?;
+    // The months from this year's guess on: the first that begins after today is the next one.
+    let year = 1970 + today / 366;
+    let next = (year..).take(40).flat_map(|y| (1..=12).map(move |m| (y, m)));
+    let day = next.filter_map(|(y, m)| days_since_epoch(y, m, 1)).find(|day| *day > today)?;
+    Duration::from_secs(u64::try_from(day).ok()? * DAY.as_secs()).checked_sub(since)
+}

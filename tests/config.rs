@@ -1,0 +1,627 @@
+//! Whole configuration files: what they become, and what is said about their mistakes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic)] // a test that fails may panic
+
+use std::time::Duration;
+
+use lessor::config::{self, Address, Config, OnLost, load_file, load_listen, load_str};
+use proptest::prelude::*;
+
+/// The environment of every test here. The canary must never be seen in a message.
+const CANARY: &str = "CANARY9f8e7d6c5b4a";
+
+fn env(name: &str) -> Option<String> {
+    match name {
+        "OPENAI_API_KEY" => Some(format!("sk-{CANARY}")),
+        "OPENAI_API_KEY_2" => Some(format!("sk-{CANARY}-2")),
+        "COPY" => Some(format!("sk-{CANARY}")),
+        "INTERNAL_KEY" => Some("internal-1".into()),
+        "CHECKOUT_TOKEN" => Some("checkout-token".into()),
+        "ADMIN_TOKEN" => Some("admin-token".into()),
+        "EMPTY" => Some(String::new()),
+        "TWO_LINES" => Some(format!("{CANARY}\n{CANARY}")),
+        _ => None,
+    }
+}
+
+fn load(text: &str) -> Result<Config, String> {
+    load_str(text, "config/lessor.toml", &env).map_err(|error| {
+        let text = error.to_string();
+        assert!(!text.contains(CANARY), "a secret is shown:\n{text}");
+        text
+    })
+}
+
+fn refused(text: &str) -> String {
+    load(text).expect_err("these settings must be refused")
+}
+
+const KEY: &str = r#"
+[[keys]]
+id = "openai-a"
+provider = "openai"
+secret = { env = "OPENAI_API_KEY" }
+"#;
+
+#[test]
+fn an_empty_file_is_all_defaults() {
+    let config = load("").unwrap();
+    assert_eq!(config.listen.proxy, [Address::Tcp("127.0.0.1:8321".parse().unwrap())]);
+    assert_eq!(config.listen.admin.to_string(), "127.0.0.1:8322");
+    assert!(config.listen.response_headers && config.intercept && config.proxy.tunnel_other_hosts);
+    assert_eq!((config.store.url.as_str(), config.store.prefix.as_str()), ("memory:", "lessor"));
+    assert_eq!(config.lease.ttl, Duration::from_secs(30));
+    assert_eq!(config.lease.heartbeat, Duration::from_secs(10));
+    assert_eq!((config.lease.on_lost, config.lease.max_duration), (OnLost::Abort, None));
+    assert_eq!((config.queue.max_wait, config.queue.max_waiting), (Duration::from_secs(10), 1024));
+    assert_eq!(config.retry.max_attempts, 3);
+    assert_eq!((config.retry.max_body, config.retry.max_total), (8 << 20, 256 << 20));
+    assert_eq!(config.timeouts.connect, Duration::from_secs(5));
+    assert_eq!(config.timeouts.first_byte, Duration::from_secs(600));
+    assert_eq!(config.timeouts.idle, Duration::from_secs(600));
+    assert_eq!(config.timeouts.body_idle, Duration::from_secs(60));
+    assert_eq!(config.timeouts.header, Duration::from_secs(10));
+    assert_eq!(config.timeouts.keep_alive, Duration::from_secs(120));
+    assert_eq!(config.shutdown_grace, Duration::from_secs(30));
+    assert_eq!(config.strategy, config::Strategy::Weighted);
+    let nets: Vec<_> = config.proxy.deny_nets.iter().map(ToString::to_string).collect();
+    let want = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32", "168.63.129.16/32"];
+    assert_eq!(nets, want);
+    let limits = config.limits;
+    assert_eq!((limits.max_connections, limits.max_header_bytes, limits.max_headers), (4096, 65536, 100));
+    assert!(config.keys.is_empty() && config.providers.is_empty() && config.apps.is_empty());
+    assert_eq!(config.hosts["api.openai.com"].as_str(), "openai");
+    assert_eq!(config.origin, "config/lessor.toml");
+}
+
+#[test]
+fn every_value_that_is_said_is_taken() {
+    let config = load(
+        r#"
+[listen]
+proxy = ["0.0.0.0:1", { path = "/run/lessor/p.sock", mode = 0o660 }, "unix:/run/q.sock"]
+admin = "10.0.0.1:2"
+hosts = ["Lessor.Internal"]
+allow_origins = ["https://app.example"]
+response_headers = false
+[lease]
+ttl = "1m30s"
+heartbeat = 20
+on_lost = "finish"
+max_duration = "2h"
+[queue]
+max_wait = "500ms"
+max_waiting = 0
+[retry]
+max_attempts = 1
+max_body = "64KB"
+max_total = 1000
+[timeouts]
+connect = "1s"
+keep_alive = "30s"
+[shutdown]
+grace = "0s"
+[ranking]
+strategy = "fill_first"
+[proxy]
+other_hosts = "deny"
+deny_nets = ["10.0.0.0/8", "::1"]
+intercept = false
+[limits]
+max_connections = 10
+max_header_bytes = "16KiB"
+max_headers = 20
+[admin]
+token = { env = "ADMIN_TOKEN" }
+[providers.internal-llm]
+base_url = "https://llm.internal/v2"
+[pools.vip]
+fallback = ["default"]
+[[keys]]
+id = "openai-a"
+provider = "openai"
+pool = "vip"
+group = "org-1"
+secret = { env = "OPENAI_API_KEY" }
+max_concurrent_uses = 3
+models = ["gpt-*"]
+disabled = true
+[[keys]]
+id = "internal"
+provider = "internal-llm"
+secret = { env = "INTERNAL_KEY" }
+[apps.checkout]
+token = { env = "CHECKOUT_TOKEN" }
+pools = ["vip", "default"]
+providers = ["openai"]
+"#,
+    )
+    .unwrap();
+    let at: Vec<_> = config.listen.proxy.iter().map(ToString::to_string).collect();
+    assert_eq!(at, ["0.0.0.0:1", "unix:/run/lessor/p.sock", "unix:/run/q.sock"]);
+    assert_eq!(config.listen.proxy[1], Address::Unix("/run/lessor/p.sock".into(), 0o660));
+    assert_eq!(config.listen.proxy[2], Address::Unix("/run/q.sock".into(), 0o600));
+    assert_eq!(config.listen.hosts, ["lessor.internal"]);
+    assert!(!config.listen.response_headers && !config.intercept && !config.proxy.tunnel_other_hosts);
+    assert_eq!(config.lease.heartbeat, Duration::from_secs(20));
+    assert_eq!(config.lease.max_duration, Some(Duration::from_secs(7200)));
+    assert_eq!(config.lease.on_lost, OnLost::Finish);
+    assert_eq!(config.queue.max_wait, Duration::from_millis(500));
+    assert_eq!((config.retry.max_body, config.retry.max_total), (64_000, 1000));
+    assert_eq!(config.strategy, config::Strategy::FillFirst);
+    assert_eq!(config.limits.max_header_bytes, 16384);
+    assert_eq!(config.admin_token.unwrap().expose(), "admin-token");
+    assert_eq!(config.pools["vip"][0].as_str(), "default");
+    let key = &config.keys[0];
+    assert_eq!((key.id.as_str(), key.pool.as_str(), key.max_concurrent_uses), ("openai-a", "vip", 3));
+    assert_eq!(key.group.as_ref().unwrap().as_str(), "org-1");
+    assert_eq!((key.source.as_str(), key.disabled), ("env OPENAI_API_KEY", true));
+    assert_eq!(config.keys[1].max_concurrent_uses, 8);
+    assert_eq!(config.keys[1].pool.as_str(), "default");
+    assert_eq!(config.apps[0].pools[0].as_str(), "vip");
+    let served: Vec<_> = config.providers.keys().map(|name| name.as_str()).collect();
+    assert_eq!(served, ["internal-llm", "openai"]);
+    assert_eq!(config.hosts["llm.internal"].as_str(), "internal-llm");
+}
+
+#[test]
+fn a_mistake_names_file_and_line_and_points_at_the_value() {
+    let text = refused("[lease]\nttl = \"30s\"\n\theartbeat = \"45s\"  # slow\n");
+    let want = "\
+config/lessor.toml:3: lease.heartbeat is 45s, must be below lease.ttl (30s)
+  3 | heartbeat = \"45s\"
+    |             ^^^^^";
+    assert_eq!(text, want);
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
+    let text = refused(
+        r#"leese = 1
+[listen]
+proxy = "localhost:8321"
+admn = "127.0.0.1:1"
+[lease]
+ttl = "3 parsecs"
+[retry]
+max_attempts = 0
+[[keys]]
+id = "Openai A"
+provider = "opanai"
+secret = { env = "NO_SUCH_VARIABLE" }
+[apps.x]
+token = { env = "CHECKOUT_TOKEN" }
+pools = ["defalt"]
+"#,
+    );
+    let want = r#"config/lessor.toml:1: `leese` is no section; did you mean `lease`?
+  1 | leese = …
+    | ^^^^^
+config/lessor.toml:3: listen.proxy is "localhost:8321", must be an address, not a name: "127.0.0.1:8321"
+  3 | proxy = "localhost:8321"
+    |         ^^^^^^^^^^^^^^^^
+config/lessor.toml:4: `admn` is no field of listen; did you mean `admin`?
+  4 | admn = …
+    | ^^^^
+config/lessor.toml:6: lease.ttl is "3 parsecs", must be a duration such as "500ms", "30s", "10m" or "1h30m"
+  6 | ttl = "3 parsecs"
+    |       ^^^^^^^^^^^
+config/lessor.toml:8: retry.max_attempts is 0, must be a whole number from 1 to 100
+  8 | max_attempts = 0
+    |                ^
+config/lessor.toml:10: keys[0].id is "Openai A", must be 1 to 64 of a-z 0-9 . _ -
+  10 | id = "Openai A"
+     |      ^^^^^^^^^^
+config/lessor.toml:11: keys[0].provider is "opanai", must be a provider of the catalogue or of [providers]; did you mean `openai`?
+  11 | provider = "opanai"
+     |            ^^^^^^^^
+config/lessor.toml:12: keys[0].secret: the environment variable NO_SUCH_VARIABLE is not set
+  12 | secret = { env = "NO_SUCH_VARIABLE" }
+     |                  ^^^^^^^^^^^^^^^^^^
+config/lessor.toml:15: apps.x.pools[0] is "defalt", must be a pool of some key or of [pools]; did you mean `default`?
+  15 | pools = ["defalt"]
+     |          ^^^^^^^^"#;
+    assert_eq!(text, want);
+}
+
+#[test]
+fn a_raw_key_in_the_file_is_refused_with_the_way_out_and_never_repeated() {
+    let text = refused(&format!("[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = \"sk-{CANARY}\"\n"));
+    let want = r#"config/lessor.toml:4: keys[0].secret must not stand in this file itself: say { env = "VARIABLE" } or { file = "/path" }
+  4 | secret = …
+    |          ^"#;
+    assert_eq!(text, want);
+}
+
+#[test]
+fn no_message_shows_a_secret_wherever_it_was_pasted() {
+    // `load` looks for the canary in what is said.
+    for text in [
+        format!("[[keys]]\nsecret = \"{CANARY}\"\n"),
+        format!("[[keys]]\nsecret = {CANARY}\n"),
+        format!("[[keys]]\nsecret = \"{CANARY}\n"),
+        format!("[[keys]]\nsecret = '''\n{CANARY}\n"),
+        format!("[[keys]]\nsecret = [\"{CANARY}\"]\n"),
+        format!("[[keys]]\nsecret = {{ env = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nsecret = {{ env = \"A\", file = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nsecret = {{ file = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nsecret = {{ evn = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nsecret = {{ value = \"{CANARY}\" }}, x = 1\n"),
+        format!("[[keys]]\nsecert = \"{CANARY}\"\n"),
+        format!("[[keys]]\nsecert = {CANARY}\n"),
+        format!("[[keys]]\napi_key = \"{CANARY}\"\nid = 1\n"),
+        format!("[[keys]]\nid = \"sk-{CANARY}\"\n"),
+        format!("[[keys]]\n\"sk-{CANARY}\" = 1\n"),
+        format!("[[keys]]\nid = 1 # was {CANARY}\n"),
+        format!("[[keys]]\nid = # was {CANARY}\n"),
+        format!("keys = [{{ secret = \"{CANARY}\", id = 1, provder = 2 }}]\n"),
+        format!("keys = [{{ secret = \"{CANARY}\" id = 1 }}]\n"),
+        format!("keys = \"{CANARY}\"\nsecret = \"{CANARY}\"\n"),
+        format!("[keys]\nsecret = \"{CANARY}\"\n"),
+        format!("[[keys]]\nprovider = \"openai\"secret = \"{CANARY}\"\n"),
+        format!("[[keys]]\nprovider = \"openai\"\"{CANARY}\"\n"),
+        format!("[[keys]]\nsecret = \"\"\"\n{CANARY}\n\"\"\"\nid = 1\n"),
+        format!("[[keys]]\n{CANARY}\n"),
+        format!("[[keys]]\n{CANARY}==\n"),
+        format!("[{CANARY}\n"),
+        format!("apps.a = \"{CANARY}\"\n"),
+        format!("providers.openai = \"{CANARY}\"\n"),
+        format!("[providers.openai]\ninject = \"{CANARY}\"\n"),
+        format!("[admin]\ntoken = \"{CANARY}\"\n"),
+        format!("[admin]\ntoken = {{ env = \"sk-{CANARY}\" }}\n"),
+        format!("[admin.token]\nenv = sk-{CANARY}\n"),
+        format!("[apps.a]\ntoken = \"{CANARY}\"\n"),
+        format!("[apps.a]\ntoken.env = \"TWO_LINES\"\npools = [\"{CANARY}\", \"sk-{CANARY}\"]\n")
+            .replace(&format!("\"{CANARY}\", "), ""),
+        format!("[apps.\"sk-{CANARY}\"]\n"),
+        format!("[store]\nurl = \"redis://:{CANARY}@host\"\n"),
+        format!("[store]\nurl = \"foo://u:{CANARY}@host\"\nprefix = 1\n"),
+        format!("[providers.x]\nbase_url = \"https://u:{CANARY}@host/\"\nhosts = 3\n"),
+        format!("[providers.x]\nsecret = \"{CANARY}\"\nbase_url = 3\n"),
+        format!("[providers.x]\nbase_url = 3\ninject = {{ header = 1, token = \"{CANARY}\" }}\n"),
+        format!("[providers.x]\nallow_plaintext = \"sk-{CANARY}\"\n"),
+        format!(
+            "[providers.openai]\ncheck = {{ method = \"GET\", headers = {{ x-key = \"{CANARY}\" }}, z = 1 }}\n"
+        ),
+    ] {
+        let said = refused(&text);
+        assert!(!said.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn a_syntax_error_stands_alone_with_line_and_caret() {
+    let text = refused("[lease]\nttl = 30s\nnonsense = 1\n");
+    let mut lines = text.lines();
+    let first = lines.next().unwrap();
+    assert!(first.starts_with("config/lessor.toml:2: this is not TOML: "), "{first}");
+    assert_eq!(lines.next().unwrap(), "  2 | ttl = 30s");
+    assert!(lines.next().unwrap().contains('^'));
+    assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn an_unknown_field_anywhere_is_named_with_the_nearest_known_one() {
+    for (text, want) in [
+        ("[listen]\nproxi = 1\n", "`proxi` is no field of listen; did you mean `proxy`?"),
+        (
+            "[listen]\nproxy = { path = \"/a\", mod = 1 }\n",
+            "`mod` is no field of listen.proxy; did you mean `mode`?",
+        ),
+        ("[limits]\nmax_header = 1\n", "did you mean `max_headers`?"),
+        ("[[keys]]\nmodel = 1\n", "`model` is no field of keys[0]; did you mean `models`?"),
+        (
+            "[[keys]]\nsecret = { envv = \"A\" }\n",
+            "`envv` is no field of keys[0].secret; did you mean `env`?",
+        ),
+        ("[apps.a]\npool = []\n", "`pool` is no field of apps.a; did you mean `pools`?"),
+        ("[pools.a]\nfalback = []\n", "`falback` is no field of pools.a; did you mean `fallback`?"),
+        (
+            "[providers.openai]\nbase_ulr = 1\n",
+            "`base_ulr` is no field of providers.openai; did you mean `base_url`?",
+        ),
+        (
+            "[providers.openai.inject]\nheadr = 1\n",
+            "`headr` is no field of providers.openai.inject; did you mean `header`?",
+        ),
+        (
+            "[providers.openai]\nerror_shape = \"opnai\"\n",
+            "providers.openai.error_shape is \"opnai\", which is unknown; did you mean `openai`?",
+        ),
+        ("[[providers.openai.rules]]\nstatus = [402]\n", "providers.openai.rules.0 has no `class`"),
+        ("[zzz]\n", "`zzz` is no section; known are `listen`, `store`, `lease`"),
+    ] {
+        let said = refused(text);
+        assert!(said.contains(want), "{text}\n{said}");
+    }
+}
+
+#[test]
+fn all_mistakes_of_one_provider_are_told() {
+    let said = refused(
+        "[providers.openai]\nbase_ulr = 1\nhosts = 3\nallow_plaintext = true\n[providers.openai.check]\nmethd = \"GET\"\n",
+    );
+    for want in
+        ["lessor.toml:2: `base_ulr`", "lessor.toml:3: providers.openai.hosts", "lessor.toml:6: `methd`"]
+    {
+        assert!(said.contains(want), "{want}\n{said}");
+    }
+}
+
+#[test]
+fn what_is_taken_out_of_a_providers_table_neither_moves_nor_hides_its_other_mistakes() {
+    let said = refused(
+        r#"[providers.openai]
+[[providers.openai.rules]]
+class = "rte"
+[[providers.openai.rules]]
+status = [402]
+[[providers.openai.rules]]
+class = "rate"
+wait = "soon"
+"#,
+    );
+    let want = r#"config/lessor.toml:3: providers.openai.rules.0.class is "rte", which is unknown; did you mean `rate`?
+  3 | class = "rte"
+    |         ^^^^^
+config/lessor.toml:4: providers.openai.rules.1 has no `class`
+  4 | [[providers.openai.rules]]
+    | ^^^^^^^^^^^^^^^^^^^^^^^^^^
+config/lessor.toml:8: providers.openai.rules.2.wait must be a duration such as "30s", "10m" or "1h30m"
+  8 | wait = "soon"
+    |        ^^^^^^"#;
+    assert_eq!(said, want);
+}
+
+#[test]
+fn values_that_do_not_fit_each_other_are_refused() {
+    for (text, want) in [
+        ("[lease]\nttl = \"500ms\"\n", "lease.ttl is 500ms, must be at least 1s"),
+        (
+            "[lease]\nheartbeat = \"27s\"\n",
+            "lease.heartbeat is 27s, must be below 27s: lease.ttl (30s) less the margin (3s)",
+        ),
+        ("[timeouts]\nidle = \"0s\"\n", "timeouts.idle is 0s, must be at least 1ms"),
+        ("[timeouts]\nidle = \"9999d\"\n", "must be at most"),
+        ("[limits]\nmax_header_bytes = 100\n", "must be at least 8192 bytes"),
+        ("[store]\nurl = \"redis://h\"\n", "store.url is of kind redis:, which this build does not have yet"),
+        ("[store]\nurl = \"sqlite:///a\"\n", "kind sqlite:, which this build does not have yet"),
+        ("[store]\nurl = \"mysql://h\"\n", "store.url is of an unknown kind, \"mysql\""),
+        ("[store]\nprefix = \"a{b}\"\n", "must be 1 to 64 of"),
+        ("[proxy]\nother_hosts = \"allow\"\n", "must be \"tunnel\" or \"deny\""),
+        (
+            "[proxy]\ndeny_nets = [\"10.0.0.0/33\"]\n",
+            "proxy.deny_nets[0] is \"10.0.0.0/33\", must be a network",
+        ),
+        ("[proxy]\nintercept = \"yes\"\n", "proxy.intercept is \"yes\", must be true or false"),
+        ("[listen]\nproxy = []\n", "must name at least one address"),
+        ("[listen]\nproxy = { path = \"/a\", mode = 660 }\n", "must be octal"),
+        ("[listen]\nproxy = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n", "127.0.0.1:1 is listened on already"),
+        (
+            "[listen]\nproxy = \"127.0.0.1:8322\"\n",
+            "listen.admin is 127.0.0.1:8322 (the default), must differ",
+        ),
+        ("[listen]\nadmin = \"unix:/a\"\n", "the admin's Unix socket is made by itself"),
+        ("[listen]\nhosts = [\"http://a\"]\n", "must be a host name"),
+        ("[listen]\nallow_origins = [\"*\"]\n", "must be an origin"),
+        ("[pools.a]\nfallback = [\"b\"]\n[pools.b]\nfallback = [\"a\"]\n", "fallbacks are one-way"),
+        ("[pools.a]\nfallback = [\"nowhere\"]\n", "pools.a.fallback[0] is \"nowhere\", must be a pool"),
+        ("[apps.anonymous]\ntoken = { env = \"CHECKOUT_TOKEN\" }\n", "apps.anonymous is taken"),
+        ("[apps.a]\n", "apps.a has no `token`"),
+        ("[apps.a]\nproviders = []\n", "apps.a.providers is empty: leave it out where"),
+        ("[apps.a]\npools = []\n", "apps.a.pools is empty: leave it out where"),
+        (
+            "[[keys]]\nid = \"k\"\nprovider = \"openai\"\nsecret.env = \"COPY\"\n[apps.a]\ntoken.env = \"OPENAI_API_KEY\"\n",
+            "the token of app a is the secret of key k",
+        ),
+        ("[apps.a]\ntoken = { env = \"EMPTY\" }\n", "the environment variable EMPTY is empty"),
+        ("[apps.a]\ntoken = { env = \"TWO_LINES\" }\n", "TWO_LINES holds more than one line"),
+        (
+            "[apps.a]\ntoken = { env = \"COPY\" }\n[apps.b]\ntoken = { env = \"COPY\" }\n",
+            "apps a and b have one token",
+        ),
+        ("[apps.a]\ntoken = { env = \"COPY\" }\nproviders = [\"gemni\"]\n", "did you mean `gemini`?"),
+        ("keys = 3\n", "keys is a number, must be tables, each under [[keys]]"),
+        ("lease = 3\n", "lease is a number, must be a table"),
+        ("providers = 3\n", "providers is a number, must be a table"),
+        ("[[keys]]\nid = \"a\"\n", "keys[0] has no `provider`"),
+        ("[[keys]]\nmodels = []\n", "keys[0].models is empty"),
+        ("[[keys]]\nmodels = [\"\"]\n", "keys[0].models[0] is \"\", must be a model"),
+        ("[[keys]]\nmax_concurrent_uses = 0\n", "must be a whole number from 1"),
+        ("[providers.UP]\n", "providers.UP is no name"),
+        (
+            "[providers.x]\nbase_url = \"http://llm.internal\"\n",
+            "providers.x.base_url sends keys in the clear",
+        ),
+        (
+            "[providers.x]\nbase_url = \"https://x.internal\"\nhosts = [\"api.openai.com\"]\n",
+            "providers.x.hosts[0] is a host of provider openai already",
+        ),
+        (
+            "[providers.openai]\nca_file = \"/no/such.pem\"\n",
+            "providers.openai.ca_file /no/such.pem cannot be read",
+        ),
+    ] {
+        let said = refused(text);
+        assert!(said.contains(want), "{text}\n{said}");
+    }
+}
+
+#[test]
+fn a_proxy_listener_that_others_reach_needs_apps_and_says_what_to_add() {
+    for open in ["0.0.0.0:8321", "[::]:8321", "10.0.0.1:8321"] {
+        let text = format!("[listen]\nproxy = \"{open}\"\n");
+        let said = refused(&text);
+        assert!(said.contains("add [apps.NAME] with token = { env = \"NAME_TOKEN\" }"), "{said}");
+        assert_eq!(said, refused(&format!("{text}[apps]\n")), "an empty [apps] is no app");
+        load(&format!("{text}[apps.a]\ntoken = {{ env = \"CHECKOUT_TOKEN\" }}\n")).unwrap();
+    }
+    load("[listen]\nproxy = [\"[::1]:8321\", \"unix:/run/p.sock\"]\n").unwrap();
+}
+
+#[test]
+fn an_admin_listener_that_others_reach_without_a_token_is_allowed_and_warned_of() {
+    let config = load("[listen]\nadmin = \"0.0.0.0:8322\"\n").unwrap();
+    assert!(config.warnings[0].contains("admin.token"), "{:?}", config.warnings);
+    assert!(load("").unwrap().warnings.is_empty());
+}
+
+#[test]
+fn two_keys_with_one_id_or_one_secret_are_refused_by_their_ids() {
+    let said = refused(&format!("{KEY}{KEY}"));
+    assert!(said.contains("key openai-a of provider openai is there twice"), "{said}");
+    let said =
+        refused(&format!("{KEY}{}", KEY.replace("openai-a", "openai-b").replace("OPENAI_API_KEY", "COPY")));
+    let want = r#"config/lessor.toml:10: keys openai-a and openai-b have one secret; a key may be listed only once
+  10 | secret = { env = "COPY" }
+     |          ^^^^^^^^^^^^^^^^"#;
+    assert_eq!(said, want);
+    // One id at two providers is no conflict.
+    load(&format!(
+        "{KEY}{}",
+        KEY.replace("\"openai\"", "\"gemini\"").replace("OPENAI_API_KEY", "OPENAI_API_KEY_2")
+    ))
+    .unwrap();
+}
+
+#[test]
+fn azure_is_served_once_it_has_an_address() {
+    let key = KEY.replace("\"openai\"", "\"azure-openai\"");
+    for address in ["base_url = \"https://mine.openai.azure.com\"", "hosts = [\"mine.openai.azure.com\"]"] {
+        let config = load(&format!("[providers.azure-openai]\n{address}\n{key}")).unwrap();
+        assert_eq!(config.hosts["mine.openai.azure.com"].as_str(), "azure-openai");
+    }
+}
+
+#[test]
+fn a_shorter_ttl_alone_brings_its_own_heartbeat() {
+    let lease = load("[lease]\nttl = \"1s\"\n").unwrap().lease;
+    assert!(lease.margin() < lease.ttl - lease.heartbeat);
+}
+
+#[test]
+fn plain_http_is_for_loopback_unless_the_user_says_so() {
+    for base in ["http://127.0.0.1:9/v1", "http://localhost:9", "http://[::1]:9"] {
+        load(&format!("[providers.x]\nbase_url = \"{base}\"\n")).unwrap();
+    }
+    load("[providers.x]\nbase_url = \"http://llm.internal\"\nallow_plaintext = true\n").unwrap();
+}
+
+#[test]
+fn where_base_url_is_set_both_its_host_and_the_catalogues_are_the_providers() {
+    let config = load("[providers.openai]\nbase_url = \"https://gateway.internal/openai\"\n").unwrap();
+    assert_eq!(config.hosts["gateway.internal"].as_str(), "openai");
+    assert_eq!(config.hosts["api.openai.com"].as_str(), "openai");
+    assert!(config.providers["openai"].base_url_is_users);
+}
+
+#[test]
+fn secret_files_are_read_from_beside_the_configuration_and_trimmed() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("key.txt", &format!("sk-{CANARY}\n"));
+    write("empty.txt", "\n");
+    let file = |secret: &str| {
+        write(
+            "lessor.toml",
+            &format!("[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = {{ file = \"{secret}\" }}\n"),
+        );
+        load_file(&dir.path().join("lessor.toml")).map_err(|e| e.to_string())
+    };
+    let config = file("./key.txt").unwrap();
+    assert_eq!(config.keys[0].secret.expose(), format!("sk-{CANARY}"));
+    assert_eq!(config.keys[0].source, "file ./key.txt");
+    assert!(!format!("{config:?}").contains(CANARY));
+    let said = file("./empty.txt").unwrap_err();
+    assert!(said.contains("lessor.toml:4: keys[0].secret: the file ./empty.txt is empty"), "{said}");
+    assert!(file("/no/such/file").unwrap_err().contains("the file /no/such/file cannot be read: "));
+    let said = load_file(&dir.path().join("none.toml")).unwrap_err().to_string();
+    assert!(said.contains("none.toml: cannot be read: "), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_secret_file_that_every_user_can_read_is_warned_of() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    std::fs::write(&path, "sk-1").unwrap();
+    for (mode, warned) in [(0o600, 0), (0o640, 0), (0o644, 1)] {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let text = format!(
+            "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = {{ file = \"{}\" }}\n",
+            path.display()
+        );
+        assert_eq!(load(&text).unwrap().warnings.len(), warned, "{mode:o}");
+    }
+}
+
+/// `text` after some edits: at a place, so many bytes cut, and something put there.
+fn edited(mut text: String, edits: &[(prop::sample::Index, usize, String)]) -> String {
+    for (at, cut, put) in edits {
+        let mut from = at.index(text.len() + 1);
+        while !text.is_char_boundary(from) {
+            from -= 1;
+        }
+        let mut to = (from + cut).min(text.len());
+        while !text.is_char_boundary(to) {
+            to += 1;
+        }
+        text.replace_range(from..to, put);
+    }
+    text
+}
+
+/// The reference with its settings said, each once.
+fn every_setting() -> String {
+    let settings =
+        include_str!("../config/lessor.toml").lines().filter_map(|line| match line.strip_prefix('#') {
+            Some(rest) if rest.is_empty() || rest.starts_with([' ', '#']) => None,
+            Some(rest) if rest.starts_with("proxy") || rest.starts_with("secret") => None,
+            Some(rest) => Some(rest),
+            None => Some(line),
+        });
+    settings.collect::<Vec<_>>().join("\n")
+}
+
+fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, String)>> {
+    let piece = "[\\[\\]{}=\"'a-z0-9.,#\n é]{0,6}";
+    proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, piece), 1..8)
+}
+
+#[test]
+fn where_a_sidecar_listens_is_read_without_its_secrets_and_whatever_else_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lessor.toml");
+    let text = "leese = 1\n[listen]\nproxy = \"0.0.0.0:9\"\nadmin = \"127.0.0.1:10\"\n[apps.a]\ntoken = { env = \"NO\" }\n";
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(load_listen(&path).unwrap().admin.to_string(), "127.0.0.1:10");
+    std::fs::write(&path, "[listen]\nadmin = 3\n").unwrap();
+    assert!(
+        load_listen(&path).unwrap_err().to_string().contains("lessor.toml:2: listen.admin is 3, must be")
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_text_is_read_without_a_panic(text in "\\PC*|[\\[\\]{}=\"'a-z0-9.,#\n ]{0,200}") {
+        let _ = load(&text);
+    }
+
+    #[test]
+    fn a_file_with_pieces_cut_swapped_or_overwritten_is_read_without_a_panic(edits in edits()) {
+        let _ = load(&edited(every_setting(), &edits));
+    }
+
+    #[test]
+    fn a_raw_key_in_a_file_with_any_further_mistakes_is_never_shown(edits in edits()) {
+        let text = format!(
+            "[listen]\nproxy = \"127.0.0.1:1\"\n[[keys]]\nid = \"a\"\nprovider = \"openai\"\n\
+             secret = \"{CANARY}\"\nmodels = [\"a\"]\n[admin]\ntoken = {{ env = \"{CANARY}\" }}\n\
+             [apps.a]\ntoken = {{ file = \"{CANARY}\" }}\npools = [\"default\"]\n"
+        );
+        let _ = load(&edited(text, &edits));
+    }
+}

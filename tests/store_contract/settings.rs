@@ -1,0 +1,180 @@
+//! What people, checks and configuration say.
+
+use super::*;
+use lessor::store::StoreEvent;
+
+pub async fn a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on(world: World<impl Backend>) {
+    world.keys([("a", 4)]).await;
+    let held = world.lend("a").await;
+    world.set("a", StatusChange::Disable).await;
+    assert_eq!(world.why_not_key("a").await, Reason::Unusable(KeyStatus::Disabled));
+    let other = Candidate { fingerprint: secret(2), ..candidate("a") };
+    let ask = Acquire { candidates: vec![other], ..world.ask(["a"]) };
+    assert_eq!(world.why_not(ask).await, Reason::Unusable(KeyStatus::Disabled));
+    let view = world.view("a").await;
+    assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::Disabled, Some("operator")));
+    assert!(matches!(world.renew(world.renewal(&[&held])).await[..], [RenewAnswer::Renewed(_)]));
+    // a restart of a sidecar does not switch it on again
+    world.keys([("a", 4)]).await;
+    assert_eq!(world.status("a").await, KeyStatus::Disabled);
+    world.set("a", StatusChange::Enable).await;
+    assert!(world.lends_key("a").await);
+}
+
+pub async fn enabling_lifts_invalid_and_keeps_cooldowns(world: World<impl Backend>) {
+    world.keys([("a", 4), ("b", 4)]).await;
+    world.lend_and_report("a", says(Class::Invalid)).await;
+    world.lend_and_report("b", says_wait(Class::Rate, MINUTE)).await;
+    world.set("a", StatusChange::Enable).await;
+    world.set("b", StatusChange::Enable).await;
+    assert!(world.lends_key("a").await);
+    world.cools_for(world.why_not_key("b").await, MINUTE);
+}
+
+pub async fn clearing_lifts_every_cooldown_of_the_key_but_not_invalid(world: World<impl Backend>) {
+    let grouped = |name| KeySettings { group: Some(group("org")), ..setting(name, 4) };
+    world.sync(vec![grouped("a"), setting("b", 4), setting("c", 4), setting("d", 4)]).await;
+    let of_group = Candidate { group: Some(group("org")), ..candidate("a") };
+    let ask = || Acquire { candidates: vec![of_group.clone()], ..world.ask_for_model("a", "m") };
+    let [first, second] = [world.take(ask()).await, world.take(ask()).await];
+    for scope in [Scope::Key, Scope::KeyModel, Scope::Group, Scope::GroupModel] {
+        world.report(&first, says_of(Class::Quota, scope, HOUR)).await;
+    }
+    world.report(&second, says(Class::Concurrency)).await;
+    world.lend_and_report("b", says(Class::Invalid)).await;
+    world.lend_and_report("c", says_wait(Class::Rate, MINUTE)).await;
+    for name in ["a", "b"] {
+        world.set(name, StatusChange::Clear).await;
+    }
+    let free = world.take(ask()).await;
+    assert!(!free.grant.probe && !free.grant.wants_success);
+    assert_eq!(world.view("a").await.cooldowns.len(), 0);
+    assert_eq!(world.status("b").await, KeyStatus::Invalid);
+    assert_eq!(world.status("c").await, KeyStatus::RateLimited);
+}
+
+pub async fn a_failed_check_makes_the_key_invalid_with_that_secret_alone(world: World<impl Backend>) {
+    world.keys([("a", 4)]).await;
+    let old = world.lend("a").await;
+    world.set("a", StatusChange::CheckedBad(secret(2))).await;
+    assert_eq!(world.status("a").await, KeyStatus::Available);
+    world.set("a", StatusChange::CheckedBad(secret(1))).await;
+    let view = world.view("a").await;
+    assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::Invalid, Some("check")));
+    world.report(&old, says(Class::Success)).await;
+    assert_eq!(world.why_not_key("a").await, Reason::Unusable(KeyStatus::Invalid));
+    world.set("a", StatusChange::CheckedGood(secret(1))).await;
+    assert!(world.lends_key("a").await);
+}
+
+pub async fn a_word_on_an_unknown_key_is_refused(world: World<impl Backend>) {
+    for change in [StatusChange::Disable, StatusChange::Enable, StatusChange::Clear] {
+        assert!(!world.store().set_status(provider(), key("a"), change).await.unwrap());
+    }
+    world.keys([("a", 1)]).await;
+    assert!(world.lends_key("a").await);
+}
+
+pub async fn a_key_without_a_secret_is_pending(world: World<impl Backend>) {
+    world.sync(vec![KeySettings { fingerprint: None, ..setting("a", 1) }]).await;
+    assert_eq!(world.status("a").await, KeyStatus::Pending);
+    // a sidecar that has a secret goes on with its own
+    assert!(world.lends_key("a").await);
+    world.keys([("a", 1)]).await;
+    assert_eq!(world.status("a").await, KeyStatus::Available);
+}
+
+pub async fn new_settings_replace_the_named_keys_and_no_others(world: World<impl Backend>) {
+    world.keys([("a", 1), ("b", 2)]).await;
+    let moved = KeySettings {
+        pool: pool("vip"),
+        group: Some(group("org")),
+        fingerprint: Some(secret(2)),
+        ..setting("a", 3)
+    };
+    world.sync(vec![moved]).await;
+    let [a, b] = [world.view("a").await, world.view("b").await];
+    assert_eq!((a.pool, a.group, a.max_concurrent_uses), (pool("vip"), Some(group("org")), 3));
+    assert_eq!((b.pool, b.group, b.max_concurrent_uses), (pool("default"), None, 2));
+}
+
+pub async fn a_cap_that_shrinks_ends_no_lease_and_lends_none_until_it_is_kept(world: World<impl Backend>) {
+    world.keys([("a", 3)]).await;
+    let held = [world.lend("a").await, world.lend("a").await, world.lend("a").await];
+    world.keys([("a", 2)]).await;
+    assert_eq!(world.in_use("a").await, 3);
+    let answers = world.renew(world.renewal(&[&held[0], &held[1], &held[2]])).await;
+    assert!(answers.iter().all(|answer| matches!(answer, RenewAnswer::Renewed(_))));
+    world.release(&held[0]).await;
+    assert_eq!(world.why_not_key("a").await, Reason::Full);
+    world.release(&held[1]).await;
+    assert!(world.lends_key("a").await);
+}
+
+pub async fn a_key_that_moves_to_another_pool_keeps_its_leases(world: World<impl Backend>) {
+    world.keys([("a", 1)]).await;
+    let held = world.lend("a").await;
+    world.sync(vec![KeySettings { pool: pool("vip"), ..setting("a", 1) }]).await;
+    assert_eq!(world.why_not_key("a").await, Reason::NotMember);
+    let vip = Candidate { pool: pool("vip"), ..candidate("a") };
+    let ask = || Acquire { candidates: vec![vip.clone()], ..world.ask(["a"]) };
+    assert_eq!(world.why_not(ask()).await, Reason::Full);
+    assert!(matches!(world.renew(world.renewal(&[&held])).await[..], [RenewAnswer::Renewed(_)]));
+    assert_eq!(world.release(&held).await, 1);
+    assert!(world.lends(ask()).await);
+}
+
+pub async fn a_scoped_cooldown_is_seen_with_its_evidence(world: World<impl Backend>) {
+    world.sync(vec![KeySettings { group: Some(group("org")), ..setting("a", 8) }, setting("b", 8)]).await;
+    let of_group = Candidate { group: Some(group("org")), ..candidate("a") };
+    let ask = Acquire { candidates: vec![of_group], ..world.ask_for_model("a", "m") };
+    let taken = world.take(ask).await;
+    for scope in [Scope::Key, Scope::KeyModel, Scope::Group, Scope::GroupModel, Scope::ProviderModel] {
+        let code = Some("tokens_per_min".into());
+        world.report(&taken, Outcome { code, ..says_of(Class::Rate, scope, MINUTE) }).await;
+    }
+    let cooldowns = world.view("a").await.cooldowns;
+    let subjects: Vec<_> = cooldowns.iter().map(|view| view.subject.as_str()).collect();
+    assert_eq!(subjects, ["a|m", "openai|m", "org", "org|m"]);
+    for view in &cooldowns {
+        assert_eq!((view.reason.as_str(), view.status), ("rate", Some(429)));
+        assert_eq!(view.code.as_deref(), Some("tokens_per_min"));
+        assert!(world.is_in(view.since_ms, Duration::ZERO) && world.is_in(view.until_ms, MINUTE));
+    }
+    let others: Vec<_> = world.view("b").await.cooldowns.into_iter().map(|view| view.subject).collect();
+    assert_eq!(others, ["openai|m"]);
+}
+
+pub async fn what_waiters_may_wait_for_is_announced<B: Backend>(world: World<B>) {
+    let mut events = world.store().subscribe();
+    let mut changed = async || {
+        while let Ok(event) = tokio::time::timeout(SECOND * 5, events.recv()).await {
+            if let StoreEvent::Changed(of) = event.unwrap() {
+                assert_eq!(of, provider());
+                return true;
+            }
+        }
+        false
+    };
+    world.keys([("a", 4)]).await;
+    assert!(changed().await, "new settings");
+    for change in [StatusChange::Disable, StatusChange::Enable, StatusChange::Clear] {
+        world.set("a", change.clone()).await;
+        assert!(changed().await, "{change:?}");
+    }
+    let probe = {
+        world.lend_and_report("a", says_wait(Class::Quota, SECOND)).await;
+        pass!(world, SECOND + B::SLACK);
+        world.lend("a").await
+    };
+    world.report(&probe, says(Class::Success)).await;
+    assert!(changed().await, "a success that ended a probation");
+}
+
+pub async fn the_salt_stays_the_same(world: World<impl Backend>) {
+    let salt = world.store().salt().await.unwrap();
+    assert_ne!(salt, [0; 32]);
+    assert_eq!(world.store().salt().await.unwrap(), salt);
+    world.store().ping().await.unwrap();
+    assert!(world.store().leases_expire());
+}
