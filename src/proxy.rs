@@ -256,7 +256,7 @@ impl Rooms {
         let begun = Instant::now();
         let sent = tokio::select! {
             biased;
-            lost = lease.lost() => Err(faults::of_lost(&lost)),
+            lost = lease.lost() => Err(faults::of_lost(lost)),
             sent = self.upstreams.send(&route.provider().name, request, body) => Ok(sent),
         };
         trace.was_away(begun.elapsed());

@@ -98,6 +98,9 @@ async fn beat(inner: &Arc<Inner>, beliefs: &mut HashMap<ProviderName, Belief>) {
 async fn renew(inner: &Inner, provider: &ProviderName, mut belief: Belief, leases: Vec<Arc<Live>>) -> Belief {
     for batch in leases.chunks(BATCH) {
         for _ in 0..2 {
+            if belief.reassert {
+                tell_keys(inner, provider).await;
+            }
             let sent = Instant::now();
             match call(inner, provider, &belief, batch).await {
                 Ok(renewed) => {
@@ -121,6 +124,17 @@ async fn renew(inner: &Inner, provider: &ProviderName, mut belief: Belief, lease
         }
     }
     belief
+}
+
+/// A store that lost its data has lost the caps too, and re-registers under a cap of 1 until it is told.
+async fn tell_keys(inner: &Inner, provider: &ProviderName) {
+    let Some(repair) = inner.repair.get() else { return };
+    let bound = inner.config.heartbeat.min(inner.config.ttl / 3);
+    match tokio::time::timeout(bound, inner.store.sync_keys(repair(provider))).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => inner.note_store(Some(&error)),
+        Err(_) => inner.note_store(Some(&StoreError::TimedOut(bound))),
+    }
 }
 
 async fn call(

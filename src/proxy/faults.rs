@@ -58,7 +58,7 @@ pub(super) fn of_acquire(error: &AcquireError) -> Fault {
     }
 }
 
-pub(super) fn of_lost(lost: &Lost) -> Fault {
+pub(super) fn of_lost(lost: Lost) -> Fault {
     let why = match lost {
         Lost::Expired => "the lease could not be renewed before the provider answered",
         Lost::Revoked => "the lease was revoked before the provider answered",

@@ -1,1 +1,0 @@
-//! The rules of the lease store as a pure state machine: time is an argument, nothing here waits.
