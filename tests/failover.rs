@@ -25,6 +25,11 @@ async fn two_keys_and(provider: &Provider, more: impl FnOnce(Setup) -> Setup) ->
     more(setup.set("ranking.strategy", "\"fill_first\"")).start().await
 }
 
+/// Whether the key rests, for every model or for one.
+fn rests(key: &serde_json::Value) -> bool {
+    key["status"] == "rate_limited" || key["cooldowns"].as_array().is_some_and(|all| !all.is_empty())
+}
+
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64
 }
@@ -43,7 +48,7 @@ async fn a_key_the_provider_rate_limits_cools_down_and_the_request_succeeds_with
     .await;
     let lessor = two_keys(&provider).await;
     let begun = now_ms();
-    let answer = lessor.chat().await;
+    let answer = lessor.get("/openai/v1/models").await;
     assert_eq!(
         (answer.status, answer.header("x-lessor-key"), answer.header("x-lessor-attempts")),
         (200, "b", "2")
@@ -55,11 +60,29 @@ async fn a_key_the_provider_rate_limits_cools_down_and_the_request_succeeds_with
     let until = a["cooldown_until_ms"].as_u64().unwrap();
     assert!((begun + 1900..=now_ms() + 2100).contains(&until), "rests for 2 s: {a}");
     assert_eq!(lessor.status("b").await, "available");
-    assert_eq!(lessor.chat().await.header("x-lessor-key"), "b", "while `a` rests");
-    let used_again = async || (lessor.chat().await.header("x-lessor-key") == "a").then(now_ms);
+    assert_eq!(lessor.get("/openai/v1/models").await.header("x-lessor-key"), "b", "while `a` rests");
+    let used_again =
+        async || (lessor.get("/openai/v1/models").await.header("x-lessor-key") == "a").then(now_ms);
     let at = eventually("`a` is used again", used_again).await;
     assert!(at + 5 >= until, "used {} ms too early", until - at);
     assert_eq!(lessor.status("a").await, "available");
+}
+
+#[tokio::test]
+async fn a_rate_limit_on_one_model_leaves_the_key_to_the_others() {
+    let provider = Provider::start(|seen| {
+        let refused = seen.key() == "sk-a" && seen.json()["model"] == "gpt-4o-mini";
+        if refused { rate_limited("20") } else { openai(seen) }
+    })
+    .await;
+    let lessor = two_keys(&provider).await;
+    for _ in 0..2 {
+        assert_eq!(lessor.ask(chat("gpt-4o-mini")).await.header("x-lessor-key"), "b");
+        assert_eq!(lessor.ask(chat("o1-mini")).await.header("x-lessor-key"), "a");
+    }
+    assert_eq!(provider.keys_seen(), ["sk-a", "sk-b", "sk-a", "sk-b", "sk-a"]);
+    let a = lessor.key("a").await;
+    assert_eq!((&a["status"], &a["cooldowns"][0]["reason"]), (&"available".into(), &"rate".into()), "{a}");
 }
 
 #[tokio::test]
@@ -104,7 +127,7 @@ async fn with_one_key_only_the_providers_own_429_comes_through_unchanged() {
     assert_eq!((answer.header("x-request-id"), answer.header("x-lessor-error")), ("req-429", ""));
     let error = openai_error("requests", "rate_limit_exceeded", "Rate limit reached for requests");
     assert_eq!(answer.text(), error.to_string());
-    assert_eq!(lessor.status("a").await, "rate_limited");
+    assert!(rests(&lessor.key("a").await));
 }
 
 #[tokio::test]
@@ -179,7 +202,7 @@ async fn a_body_beyond_max_body_streams_and_its_refusal_is_passed_on() {
     let answer = lessor.ask(upload(1 << 20)).await;
     assert_eq!((answer.status, answer.header("x-lessor-error")), (429, ""), "the provider's own");
     assert_eq!(provider.keys_seen(), ["sk-a"]);
-    assert_eq!(lessor.status("a").await, "rate_limited");
+    assert!(rests(&lessor.key("a").await));
     assert_eq!(lessor.ask(upload(1 << 20)).await.status, 200, "the next one takes the other key");
 }
 

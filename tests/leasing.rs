@@ -29,6 +29,7 @@ async fn sixty_four_requests_on_one_slot_are_served_one_at_a_time_in_the_order_t
     const REQUESTS: usize = 64;
     let provider = Provider::start(|_| Play::new().wait(ms(50)).then(ok())).await;
     let lessor = Setup::openai(&provider).key(Key::new("a").cap(1)).start().await;
+    assert_eq!(lessor.get("/openai/v1/models").await.status, 200); // what is done once is done
     let mut answers = Vec::new();
     let begun = Instant::now();
     for n in 0..REQUESTS {
@@ -42,7 +43,7 @@ async fn sixty_four_requests_on_one_slot_are_served_one_at_a_time_in_the_order_t
         assert_eq!(answer.await.unwrap(), 200);
     }
     let order: Vec<usize> =
-        provider.seen().iter().map(|seen| seen.header("x-number").parse().unwrap()).collect();
+        provider.seen()[1..].iter().map(|seen| seen.header("x-number").parse().unwrap()).collect();
     assert_eq!(order, (0..REQUESTS).collect::<Vec<_>>());
     assert_eq!(provider.most_at_once("sk-a"), 1);
     assert!(begun.elapsed() >= ms(50) * REQUESTS as u32, "the double held each for 50 ms");

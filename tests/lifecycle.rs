@@ -134,7 +134,7 @@ async fn a_port_that_is_taken_is_an_error_that_names_it_and_it_starts_when_the_f
         said.contains(&first.authority()).then_some(said)
     })
     .await;
-    assert!(said.contains("taken") && said.contains("listen.proxy"), "{said}");
+    assert!(said.contains("in use") && said.contains("listen.proxy"), "{said}");
     first.sigterm();
     assert_eq!(first.ends_within(LONG).await.code(), Some(0));
     let third = on_the_port_of(&first, &provider).start().await;
