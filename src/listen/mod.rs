@@ -350,9 +350,15 @@ impl Accepting {
             .max_header_size(self.limits.max_header_bytes);
         let (timeouts, drain, abort) = (self.timeouts, self.drain.clone(), self.abort.clone());
         self.connections.spawn(async move {
+            let signals = conn.signals.clone();
+            let cut = async move {
+                abort.cancelled().await;
+                // Before the connection is dropped, so that no cut stream looks like one that ended.
+                signals.close_by_reset();
+            };
             tokio::select! {
                 biased;
-                () = abort.cancelled() => conn.signals.close_by_reset(),
+                () = cut => {}
                 () = serve_one(http, socket, conn.clone(), service, timeouts, drain) => {}
             }
         });
