@@ -20,7 +20,7 @@ async fn start(provider: &Provider) -> Lessor {
 
 /// Fails unless the provider sees that request `n` (from 1) was left, and the slot is free, within a second.
 async fn left_and_free(provider: &Provider, lessor: &Lessor, n: usize) {
-    let gone = async || provider.seen()[n - 1].gone.map(drop);
+    let gone = async || provider.seen().get(n - 1)?.gone.map(drop);
     eventually_within(SECOND, "the provider sees the close", gone).await;
     lessor.is_free_within_a_second("a").await;
 }
@@ -393,7 +393,7 @@ async fn a_provider_that_breaks_before_its_head_is_502_and_blames_no_key() {
 #[tokio::test]
 async fn a_provider_that_says_nothing_in_time_is_504() {
     let provider = Provider::start(|_| Play::new().silence()).await;
-    let setup = Setup::openai(&provider).key(Key::new("a")).set("timeouts.first_byte", "\"300ms\"");
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("timeouts.first_byte", "\"1s\"");
     let lessor = setup.start().await;
     lessor.chat().await.is_error(504, "upstream_timeout");
     left_and_free(&provider, &lessor, 1).await;
@@ -435,10 +435,26 @@ async fn an_answer_that_comes_before_the_uploads_end_reaches_the_client_whole() 
         let builder = if tls { builder } else { builder.plain() };
         let provider = builder.start(|_| ok()).await;
         let lessor = start(&provider).await;
-        let upload = Request::new("POST", "/openai/v1/files").body(patterned(100 << 20));
-        let answer = lessor.ask(upload).await;
-        assert_eq!((answer.status, answer.header("x-lessor-error")), (413, ""), "TLS {tls}");
-        assert!(answer.text().contains("too_large"));
+        // Like curl and httpx, this client reads the answer also when its writing came to an end.
+        let (mut from, mut to) = lessor.raw().await.0.into_split();
+        let (host, length) = (lessor.authority(), 100 << 20);
+        let upload = tokio::spawn(async move {
+            use tokio::io::AsyncWriteExt as _;
+            let head =
+                format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n");
+            let mut written = to.write_all(head.as_bytes()).await;
+            for _ in 0..length >> 20 {
+                written = written.and(to.write_all(&vec![b'x'; 1 << 20]).await);
+            }
+            written
+        });
+        let mut said = Vec::new();
+        let reading = tokio::io::AsyncReadExt::read_to_end(&mut from, &mut said);
+        let _ = support::within(support::NEVER, "the answer and its end", reading).await;
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.starts_with("HTTP/1.1 413 ") && said.ends_with('}'), "TLS {tls}: {said:?}");
+        assert!(said.contains("too_large") && !said.contains("x-lessor-error"), "TLS {tls}: {said:?}");
+        upload.abort();
         lessor.is_free_within_a_second("a").await;
     }
 }
