@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, Version};
+use hyper::{Method, Request, Response, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -378,6 +378,17 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
+/// What ended the service of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// hyper: the last answer is out, or the connection was handed over or broke.
+    Served,
+    /// The peer.
+    Gone,
+    /// The pace.
+    TooSlow,
+}
+
 /// Serves one connection until its end, its peer's leaving, or a timeout.
 async fn serve_one<S: Serve>(
     http: http1::Builder,
@@ -398,7 +409,11 @@ async fn serve_one<S: Serve>(
             let old = request.version() == Version::HTTP_10;
             request.extensions_mut().insert(HeadFacts { saw_length });
             let signals = conn.signals.clone();
+            let connect = request.method() == Method::CONNECT;
             let response = service.serve(request, conn).await;
+            if connect && response.status().is_success() {
+                signals.hand_over();
+            }
             Ok::<_, Infallible>(response.map(|body| Answered { body, signals, old }))
         }
     });
@@ -407,30 +422,35 @@ async fn serve_one<S: Serve>(
     let mut draining = pin!(drain.cancelled());
     let mut drained = false;
     let mut pace = Pace::new(timeouts);
-    let slow = std::future::poll_fn(|cx: &mut Context<'_>| {
+    let ended = std::future::poll_fn(|cx: &mut Context<'_>| {
         // hyper first: bytes that came together with the close are still read and judged.
         if serving.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(false);
+            return Poll::Ready(Ended::Served);
         }
         if gone.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(false);
+            return Poll::Ready(Ended::Gone);
         }
         if !drained && draining.as_mut().poll(cx).is_ready() {
             drained = true;
             serving.as_mut().graceful_shutdown();
             if serving.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(false);
+                return Poll::Ready(Ended::Served);
             }
         }
         if drained && pace.fresh && signals.phase() == Phase::Idle {
             // Nothing was ever asked here, and hyper would wait for a first request.
-            return Poll::Ready(false);
+            return Poll::Ready(Ended::Gone);
         }
-        pace.poll_too_slow(signals.phase(), cx)
+        pace.poll_too_slow(signals.phase(), cx).map(|()| Ended::TooSlow)
     })
     .await;
-    if slow && signals.phase() == Phase::Head {
-        socket.last_word(&head::too_slow());
+    match ended {
+        Ended::Served if !signals.is_handed_over() && !signals.closes_by_reset() => socket.linger().await,
+        Ended::TooSlow if signals.phase() == Phase::Head => {
+            socket.last_word(&head::too_slow());
+            socket.linger().await;
+        }
+        _ => {}
     }
 }
 
@@ -451,8 +471,8 @@ impl Pace {
         Self { timeouts, phase: Phase::Idle, since, fresh: true, timer }
     }
 
-    /// Ready with `true` when the time of this phase is over.
-    fn poll_too_slow(&mut self, phase: Phase, cx: &mut Context<'_>) -> Poll<bool> {
+    /// Ready when the time of this phase is over.
+    fn poll_too_slow(&mut self, phase: Phase, cx: &mut Context<'_>) -> Poll<()> {
         if phase != self.phase {
             self.fresh &= phase == Phase::Head;
             // The first head's time runs from the accept, not from its first byte.
@@ -471,7 +491,7 @@ impl Pace {
             }
             let due = self.due();
             if self.phase != Phase::Busy && due <= Instant::now() {
-                return Poll::Ready(true);
+                return Poll::Ready(());
             }
             // Busy: nothing is due; look again after a while, or when the phase changes.
             let again =

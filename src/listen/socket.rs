@@ -15,6 +15,9 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::head::HeadScan;
 
+/// How long a connection that lessor ends is read on, see [`Socket::linger`].
+const LINGER: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// A connected socket of either family.
 #[derive(Debug)]
 pub(super) enum Socket {
@@ -75,6 +78,25 @@ impl Socket {
         }
     }
 
+    /// Reads and drops what still comes, until the peer closes or [`LINGER`] is over. A socket closed with
+    /// bytes unread resets the connection, and the reset can overtake the answer that was just written
+    /// (an early answer to an upload, say).
+    pub(super) async fn linger(&self) {
+        let mut scratch = vec![0; 16 * 1024];
+        let reading = async {
+            loop {
+                let ready = on_either!(self, socket => socket.readable().await);
+                let read = ready.and_then(|()| on_either!(self, socket => socket.try_read(&mut scratch)));
+                match read {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(0) | Err(_) => return,
+                    Ok(_) => {}
+                }
+            }
+        };
+        let _ = tokio::time::timeout(LINGER, reading).await;
+    }
+
     /// Writes what fits at once: a last word to a peer that is being closed on.
     pub(super) fn last_word(&self, bytes: &[u8]) {
         let _ = self.try_write(bytes);
@@ -100,6 +122,8 @@ pub(super) struct Signals {
     phase: AtomicU8,
     /// The head just read carried a `content-length` line, whatever hyper made of it.
     saw_length: AtomicBool,
+    /// A tunnel has taken the socket over.
+    upgraded: AtomicBool,
     /// The answer broke where its framing could not show it: close by reset.
     reset: AtomicBool,
 }
@@ -109,6 +133,7 @@ impl Signals {
         Self {
             phase: AtomicU8::new(Phase::Idle as u8),
             saw_length: AtomicBool::new(false),
+            upgraded: AtomicBool::new(false),
             reset: AtomicBool::new(false),
         }
     }
@@ -128,6 +153,18 @@ impl Signals {
     /// Whether the last head had a `content-length` line; forgets it.
     pub(super) fn take_saw_length(&self) -> bool {
         self.saw_length.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn hand_over(&self) {
+        self.upgraded.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.upgraded.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn closes_by_reset(&self) -> bool {
+        self.reset.load(Ordering::Relaxed)
     }
 
     pub(super) fn close_by_reset(&self) {
@@ -254,7 +291,7 @@ impl AsyncWrite for Io {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.signals.reset.load(Ordering::Relaxed) {
+        if self.signals.closes_by_reset() {
             self.socket.reset_on_close();
             return Poll::Ready(Ok(()));
         }
@@ -267,7 +304,7 @@ impl AsyncWrite for Io {
 
 impl Drop for Io {
     fn drop(&mut self) {
-        if self.signals.reset.load(Ordering::Relaxed) {
+        if self.signals.closes_by_reset() {
             self.socket.reset_on_close();
         }
     }
