@@ -1,216 +1,286 @@
-//! Keeping leases alive: one call a provider and interval for all of them, and the local deadline.
+//! Keeping live leases alive, and ending those that cannot be.
 //!
-//! The deadline is on the monotonic clock: the time before the last successful renewal was sent, plus
-//! the TTL, less a margin. A lease that passes it is given up without asking anyone.
+//! One task does both. Once an interval it sends one renewal a provider for all of its leases, and it looks
+//! at each lease's local deadline: the monotonic time before the last successful renewal was sent + TTL −
+//! margin. The task waits for renewals and deadlines at the same time, so that a store which hangs keeps no
+//! lease alive past its deadline.
+//!
+//! A lease that the store does not know is lost, with one exception: where the store's data may have gone
+//! (another epoch, or an answer after a failure) the next call re-registers what is still within its
+//! deadline, under the cap. Such a call never names a lease whose release has begun; and one that crossed a
+//! release on its way is followed by a second release.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use tokio::sync::{Notify, broadcast};
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use futures_util::stream::FuturesUnordered;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::{Instant, sleep_until};
 
-use crate::model::ProviderName;
-use crate::store::{Epoch, Renew, RenewAnswer, Renewed, StoreError, StoreEvent};
+use super::held::Hold;
+use super::{Inner, Station, lock, settle};
+use crate::model::{KeyId, LeaseId, PoolName};
+use crate::store::{Epoch, Renew, RenewAnswer, Renewed, StoreError};
 
-use super::live::Live;
-use super::{Inner, lock};
+/// Leases in one renewal call.
+const CHUNK: usize = 1000;
+/// How soon a failed renewal is tried again; the heartbeat, if that is shorter.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long the task sleeps when there is nothing to do.
+const IDLE: Duration = Duration::from_hours(1);
 
-/// Leases renewed in one call; more go in further calls.
-const BATCH: usize = 1000;
-
-/// What the heartbeat believes of one provider's store.
-#[derive(Debug, Default, Clone)]
-struct Belief {
+/// One provider's live leases and its rhythm.
+#[derive(Default)]
+pub(super) struct Beat {
+    leases: HashMap<LeaseId, Arc<Hold>>,
+    gauges: HashMap<KeyId, Vec<(PoolName, Gauge)>>,
+    /// The store's life in which the leases are known.
     epoch: Option<Epoch>,
-    /// The next call re-registers what the store does not know: its data, or the way to it, changed.
+    /// The next call re-registers what the store does not know.
+    reassert: bool,
+    /// When the next call is due; `None` while it runs, or without leases.
+    next: Option<Instant>,
+    running: bool,
+}
+
+impl Beat {
+    /// Registers a lease; also when (in ticks) the heartbeat must look at it.
+    pub(super) fn add(
+        &mut self,
+        inner: &Inner,
+        station: &Station,
+        hold: &Arc<Hold>,
+        epoch: &Epoch,
+    ) -> (Gauge, u64) {
+        self.leases.insert(hold.id, Arc::clone(hold));
+        let next = match &self.epoch {
+            Some(known) if known != epoch => {
+                self.reassert = true;
+                Instant::now()
+            }
+            Some(_) => Instant::now() + inner.lease.heartbeat,
+            None => {
+                self.epoch = Some(epoch.clone());
+                Instant::now() + inner.lease.heartbeat
+            }
+        };
+        if !self.running {
+            self.next = Some(self.next.map_or(next, |planned| planned.min(next)));
+        }
+        let due = self.next.map_or(u64::MAX, |next| inner.ticks(next)).min(hold.due());
+        (self.gauge(inner, station, hold), due)
+    }
+
+    fn gauge(&mut self, inner: &Inner, station: &Station, hold: &Hold) -> Gauge {
+        if let Some((_, gauge)) =
+            self.gauges.get(&hold.key).and_then(|of_key| of_key.iter().find(|(pool, _)| *pool == hold.pool))
+        {
+            return gauge.clone();
+        }
+        let gauge = inner.metrics.leases_active(&station.provider, &hold.pool, &hold.key);
+        self.gauges.entry(hold.key.clone()).or_default().push((hold.pool.clone(), gauge.clone()));
+        gauge
+    }
+
+    pub(super) fn get(&self, lease: LeaseId) -> Option<Arc<Hold>> {
+        self.leases.get(&lease).cloned()
+    }
+
+    pub(super) fn remove(&mut self, lease: LeaseId) {
+        self.leases.remove(&lease);
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<Arc<Hold>> {
+        self.leases.drain().map(|(_, hold)| hold).collect()
+    }
+
+    /// The round that is due now, if one is.
+    fn begin(&mut self, now: Instant) -> Option<Round> {
+        if self.running || self.next.is_none_or(|next| next > now) {
+            return None;
+        }
+        self.next = None;
+        let mut leases: Vec<_> = self.leases.values().filter(|hold| hold.is_sound()).cloned().collect();
+        if leases.is_empty() {
+            return None; // the next lease starts the rhythm anew
+        }
+        leases.sort_unstable_by_key(|hold| hold.id);
+        self.running = true;
+        Some(Round { leases, epoch: self.epoch.clone(), reassert: std::mem::take(&mut self.reassert) })
+    }
+
+    fn end(&mut self, inner: &Inner, round: &Round, begun: Instant, saw: &Saw) {
+        self.running = false;
+        let now = Instant::now();
+        let moved = saw.epoch.is_some() && saw.epoch != round.epoch;
+        if let Some(epoch) = &saw.epoch {
+            self.epoch = Some(epoch.clone());
+        }
+        // A first epoch tells nothing about a loss; a changed one means that what was known is gone.
+        let must_reassert = saw.failed || (moved && round.epoch.is_some());
+        self.reassert |= must_reassert;
+        let next = if must_reassert && !saw.failed && !round.reassert {
+            now
+        } else if must_reassert || saw.late {
+            now + RETRY.min(inner.lease.heartbeat)
+        } else if self.reassert {
+            now // a grant meanwhile came from another life of the store
+        } else {
+            (begun + inner.lease.heartbeat).max(now)
+        };
+        self.next = (!self.leases.is_empty()).then_some(next);
+    }
+
+    /// Leases of which a time has passed.
+    fn passed(&self, now: u64) -> Vec<Arc<Hold>> {
+        self.leases.values().filter(|hold| hold.due() <= now).cloned().collect()
+    }
+
+    /// When the task must look at this provider again, in ticks.
+    fn due(&self, inner: &Inner) -> u64 {
+        let next = self.next.map_or(u64::MAX, |next| inner.ticks(next));
+        self.leases.values().map(|hold| hold.due()).fold(next, u64::min)
+    }
+}
+
+/// One provider's renewal.
+struct Round {
+    leases: Vec<Arc<Hold>>,
+    epoch: Option<Epoch>,
     reassert: bool,
 }
 
-/// Renews until stopped, or until nobody is left to renew for.
-/// `bounded` rings when a lease came that has an end of its own.
-pub(super) async fn run(leases: Weak<Inner>, bounded: Arc<Notify>, stop: CancellationToken, every: Duration) {
-    let mut beliefs: HashMap<ProviderName, Belief> = HashMap::new();
-    let mut tick = Instant::now() + every;
+/// What a round's answers told.
+#[derive(Default)]
+struct Saw {
+    epoch: Option<Epoch>,
+    failed: bool,
+    late: bool,
+}
+
+/// The heartbeat's task.
+pub(super) async fn run(inner: Arc<Inner>) {
+    let mut rounds = FuturesUnordered::new();
     loop {
-        // Not held while it sleeps: the last user's leaving ends this task.
-        let Some(end) = leases.upgrade().map(|inner| next_end(&inner)) else { return };
-        let wake = end.map_or(tick, |end| end.min(tick));
+        // Whoever registers while this looks around nudges, and it looks again.
+        inner.due.store(u64::MAX, Ordering::Release);
+        let now = Instant::now();
+        let mut due = inner.ticks(now + IDLE);
+        for station in inner.stations() {
+            // Deadlines first: after a long stop nothing is renewed that has had its time.
+            let passed = lock(&station.beat).passed(inner.ticks(now));
+            for hold in passed {
+                hold.check(&inner, inner.ticks(now));
+            }
+            let mut beat = lock(&station.beat);
+            let round = beat.begin(now);
+            due = due.min(beat.due(&inner));
+            drop(beat);
+            rounds.extend(round.map(|round| renew(&inner, station, round)));
+        }
+        inner.due.store(due, Ordering::Release);
         tokio::select! {
             biased;
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep_until(wake) => {}
-            () = bounded.notified() => continue,
-        }
-        let Some(inner) = leases.upgrade() else { return };
-        let now = Instant::now();
-        end_overdue(&inner, now);
-        if now >= tick {
-            // From when it was due, so that slow calls do not stretch the interval.
-            tick = (tick + every).max(now);
-            beat(&inner, &mut beliefs).await;
+            () = inner.stop.cancelled() => return,
+            Some(()) = rounds.next(), if !rounds.is_empty() => {}
+            () = inner.nudge.notified() => {}
+            () = sleep_until(inner.at(due).unwrap_or(now + IDLE)) => {}
         }
     }
 }
 
-/// The earliest end of any live lease: its local deadline, or the bound of its life.
-fn next_end(inner: &Inner) -> Option<Instant> {
-    let live = lock(&inner.live);
-    live.values()
-        .filter(|live| !live.is_lost())
-        .flat_map(|live| [live.deadline(), live.ends_at])
-        .flatten()
-        .min()
-}
-
-fn end_overdue(inner: &Inner, now: Instant) {
-    for live in lock(&inner.live).values() {
-        if live.expire(now) {
-            inner.metrics.expired();
-            inner.metrics.lost();
-            tracing::warn!(lease = %live.id, key = %live.key, "a lease could not be renewed in time");
-        }
-        if live.ends_at.is_some_and(|end| now >= end) && live.mark_too_long() {
-            tracing::info!(lease = %live.id, key = %live.key, "a lease reached lease.max_duration");
-        }
+/// Renews all of one provider's leases, a chunk a call, all chunks at once.
+async fn renew(inner: &Arc<Inner>, station: Arc<Station>, round: Round) {
+    let begun = Instant::now();
+    let limit = inner.lease.heartbeat.min(inner.lease.ttl / 3);
+    if round.reassert {
+        tell_keys(inner, &station, limit).await;
     }
-}
-
-/// Renews all live leases, all providers at once.
-async fn beat(inner: &Arc<Inner>, beliefs: &mut HashMap<ProviderName, Belief>) {
-    let mut by_provider: HashMap<ProviderName, Vec<Arc<Live>>> = HashMap::new();
-    for live in lock(&inner.live).values().filter(|live| !live.is_lost()) {
-        by_provider.entry(live.provider.clone()).or_default().push(live.clone());
-    }
-    let renewing = by_provider.into_iter().map(|(provider, leases)| {
-        let belief = beliefs.get(&provider).cloned().unwrap_or_default();
-        async move { (provider.clone(), renew(inner, &provider, belief, leases).await) }
+    let calls = round.leases.chunks(CHUNK).map(|leases| {
+        let ask = ask(inner, &station, &round, leases, limit);
+        async move { (leases, settle::bounded(limit, inner.store.renew(ask)).await) }
     });
-    for (provider, belief) in join_all(renewing).await {
-        beliefs.insert(provider, belief);
+    let mut saw = Saw::default();
+    for (leases, answer) in join_all(calls).await {
+        inner.saw(&answer);
+        if let Err(cause) = &answer {
+            station.store_failed(cause);
+        }
+        take_in(inner, &round, leases, answer, begun, &mut saw);
+    }
+    if saw.failed || saw.late {
+        inner.metrics.heartbeat_failed();
+    }
+    lock(&station.beat).end(inner, &round, begun, &saw);
+    if round.reassert {
+        release_crossed(inner, &station, &round, if saw.failed { begun + limit } else { begun });
     }
 }
 
-/// Renews one provider's leases, and once more, with `reassert`, when the store turns out to have lost
-/// its data.
-async fn renew(inner: &Inner, provider: &ProviderName, mut belief: Belief, leases: Vec<Arc<Live>>) -> Belief {
-    for batch in leases.chunks(BATCH) {
-        for _ in 0..2 {
-            if belief.reassert {
-                tell_keys(inner, provider).await;
-            }
-            let sent = Instant::now();
-            match call(inner, provider, &belief, batch).await {
-                Ok(renewed) => {
-                    inner.note_store(None);
-                    let moved = belief.epoch.as_ref().is_some_and(|epoch| *epoch != renewed.epoch);
-                    let asked_again = belief.reassert;
-                    belief.epoch = Some(renewed.epoch.clone());
-                    belief.reassert = moved && !asked_again;
-                    if belief.reassert {
-                        continue;
-                    }
-                    apply(inner, batch, &renewed, sent);
-                }
-                Err(error) => {
-                    inner.note_store(Some(&error));
-                    inner.metrics.heartbeat_failed();
-                    belief.reassert = true;
-                }
-            }
-            break;
+/// A store that lost its data lost the caps too, and would re-register under a cap of one.
+async fn tell_keys(inner: &Arc<Inner>, station: &Station, limit: Duration) {
+    let repair = inner.repair.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    if let Some(repair) = repair {
+        inner.saw(&settle::bounded(limit, inner.store.sync_keys(repair(&station.provider))).await);
+    }
+}
+
+fn ask(inner: &Inner, station: &Station, round: &Round, leases: &[Arc<Hold>], limit: Duration) -> Renew {
+    let now = Instant::now();
+    let mut within = limit;
+    if round.reassert {
+        // Never may a call that comes late re-create what its holder has given up by then.
+        let first = leases.iter().map(|hold| hold.deadline.load(Ordering::Acquire)).min();
+        if let Some(first) = first.and_then(|ticks| inner.at(ticks)) {
+            within = within.min(first.saturating_duration_since(now));
         }
     }
-    belief
-}
-
-/// A store that lost its data has lost the caps too, and re-registers under a cap of 1 until it is told.
-async fn tell_keys(inner: &Inner, provider: &ProviderName) {
-    let Some(repair) = inner.repair.get() else { return };
-    let bound = inner.config.heartbeat.min(inner.config.ttl / 3);
-    match tokio::time::timeout(bound, inner.store.sync_keys(repair(provider))).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => inner.note_store(Some(&error)),
-        Err(_) => inner.note_store(Some(&StoreError::TimedOut(bound))),
-    }
-}
-
-async fn call(
-    inner: &Inner,
-    provider: &ProviderName,
-    belief: &Belief,
-    batch: &[Arc<Live>],
-) -> Result<Renewed, StoreError> {
-    let bound = inner.config.heartbeat.min(inner.config.ttl / 3);
-    let ask = Renew {
-        provider: provider.clone(),
+    Renew {
+        provider: station.provider.clone(),
         owner: inner.owner.clone(),
-        epoch: belief.epoch.clone(),
-        leases: batch.iter().map(|live| live.held()).collect(),
-        ttl: inner.config.ttl,
-        deadline: inner.store.now().plus(bound),
-        reassert: belief.reassert,
-    };
-    let answer = tokio::time::timeout(bound, inner.store.renew(ask)).await;
-    let renewed = answer.unwrap_or(Err(StoreError::TimedOut(bound)))?;
-    if renewed.answers.len() != batch.len() {
-        return Err(StoreError::Nonsense(format!(
-            "{} answers to {} renewals",
-            renewed.answers.len(),
-            batch.len()
-        )));
-    }
-    Ok(renewed)
-}
-
-fn apply(inner: &Inner, batch: &[Arc<Live>], renewed: &Renewed, sent: Instant) {
-    let until = sent + inner.config.ttl.saturating_sub(inner.config.margin());
-    for (live, answer) in batch.iter().zip(&renewed.answers) {
-        match answer {
-            RenewAnswer::Renewed(_) if inner.store.leases_expire() => live.renewed_until(until),
-            RenewAnswer::Lost if lock(&inner.live).contains_key(&live.id) => {
-                inner.metrics.lost();
-                live.mark_lost();
-                tracing::warn!(lease = %live.id, key = %live.key, "the store does not know a lease any more");
-            }
-            // A lost one that began to be released meanwhile is nobody's any more.
-            RenewAnswer::Renewed(_) | RenewAnswer::Late | RenewAnswer::Lost => {}
-        }
+        epoch: round.epoch.clone(),
+        leases: leases.iter().map(|hold| hold.as_held()).collect(),
+        ttl: inner.lease.ttl,
+        deadline: inner.store.now().plus(within),
+        reassert: round.reassert,
     }
 }
 
-/// Passes the store's events on to who waits for them.
-pub(super) async fn watch_events(
-    leases: Weak<Inner>,
-    mut events: broadcast::Receiver<StoreEvent>,
-    stop: CancellationToken,
+fn take_in(
+    inner: &Inner,
+    round: &Round,
+    leases: &[Arc<Hold>],
+    answer: Result<Renewed, StoreError>,
+    sent: Instant,
+    saw: &mut Saw,
 ) {
-    loop {
-        let event = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            event = events.recv() => event,
-        };
-        let Some(inner) = leases.upgrade() else { return };
-        match event {
-            Ok(StoreEvent::Freed(provider, key)) => inner.freed(&provider, &key),
-            Ok(StoreEvent::Changed(provider)) => inner.ring_heads(&provider),
-            Ok(StoreEvent::Revoked(_, lease)) => {
-                let live = lock(&inner.live).get(&lease).cloned();
-                if live.is_some_and(|live| live.mark_revoked()) {
-                    inner.metrics.lost();
-                    tracing::info!(%lease, "a lease was revoked");
-                }
-            }
-            Err(broadcast::error::RecvError::Lagged(_)) => {
-                // Missed some: everybody looks again.
-                for line in lock(&inner.lines).values() {
-                    line.ring_heads();
-                }
-            }
-            Err(broadcast::error::RecvError::Closed) => return,
+    let Ok(renewed) = answer else {
+        saw.failed = true;
+        return;
+    };
+    // In another life of the store "not known" says nothing yet: the next call re-registers.
+    let moved = round.epoch.as_ref().is_some_and(|epoch| *epoch != renewed.epoch);
+    let deadline = inner.deadline(sent);
+    for (hold, answer) in leases.iter().zip(&renewed.answers) {
+        match answer {
+            RenewAnswer::Renewed(_) => hold.deadline.store(deadline, Ordering::Release),
+            RenewAnswer::Lost if moved && !round.reassert => {}
+            RenewAnswer::Lost => hold.lost(inner),
+            RenewAnswer::Late => saw.late = true,
         }
+    }
+    saw.epoch = Some(renewed.epoch);
+}
+
+/// Leases whose release began while a call that may re-create them was under way.
+fn release_crossed(inner: &Arc<Inner>, station: &Arc<Station>, round: &Round, after: Instant) {
+    let crossed: Vec<_> =
+        round.leases.iter().filter(|hold| hold.is_released()).map(|hold| hold.release(station)).collect();
+    if !crossed.is_empty() {
+        settle::release_again(inner, station, crossed, after);
     }
 }

@@ -1,152 +1,71 @@
 //! Holding one slot of a key for exactly as long as one request needs it.
 //!
-//! A [`Lease`] begins when the store grants the slot and ends with the last byte of the response body,
-//! not with its headers: a streamed answer spends the key's quota long after they arrive. All live
-//! leases are renewed together, in one call a provider and interval.
+//! A [`Lease`] begins when the store grants the slot and ends when it is dropped: with the last byte of
+//! the response body, the client's going, a panic, or the shutdown. It is released exactly once, after its
+//! report, and off the caller's path; until then one renewal call a provider and interval keeps all alive.
+//! A lease that the store took away, or that could not be renewed in time, says so ([`Lease::poll_lost`]).
 //!
-//! Dropping an acquire at any await point is safe: a slot already granted, or granted later by a call
-//! that was under way, returns. Dropping a lease releases it, exactly once, after its report.
+//! Who finds no slot waits, first in first out ([`line`]), for a bounded time among a bounded number. "All
+//! full" and "the store failed" are two errors everywhere; when the store fails, nothing is lent.
+//!
+//! Dropping an acquire at any await point is safe: it leaves the line and passes its turn on, and a slot
+//! that the store may have granted meanwhile is given back.
+//!
+//! ```text
+//! acquire.rs    the walk from a wish to a lease: try, wait, try again
+//! line.rs       who waits and who is next, as a pure structure
+//! held.rs       the lease in its holder's hand, and what its holder shares with the heartbeat
+//! heartbeat.rs  renewals and local deadlines
+//! settle.rs     reports, releases, and calls whose outcome nobody saw
+//! ```
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use prometheus_client::metrics::gauge::Gauge;
-use tokio::time::Instant;
+use tokio::runtime::Handle;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, broadcast};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{LeaseConfig, QueueConfig};
 use crate::metrics::Metrics;
-use crate::model::{
-    AppName, Class, FencingToken, GroupName, KeyId, LeaseId, ModelName, Outcome, OwnerId, PoolName,
-    ProviderName,
-};
-use crate::store::{Candidate, Grant, Release, Report, Store, StoreError, SyncKeys};
+use crate::model::{KeyId, OwnerId, ProviderName};
+use crate::store::{Release, Store, StoreError, StoreEvent, SyncKeys};
 
+mod acquire;
 mod heartbeat;
+mod held;
 mod line;
-mod live;
 mod settle;
-mod waiting;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::struct_excessive_bools, reason = "a test that cannot go on fails")]
+mod fake;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 mod tests;
 
-use line::Line;
-use live::Live;
-pub use live::Lost;
+pub use acquire::{AcquireError, Want};
+pub use held::{Lease, Lost};
 
-/// How the store is told a provider's keys again, when it has lost their settings.
+use heartbeat::Beat;
+use line::{Ended, Line};
+
+/// How long [`Leases::shutdown`] waits for reports and releases.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(5);
+/// The part of it that reports may take before the leases still live are released.
+const REPORT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Makes the settings of a provider's keys, for a store that turns out not to have them.
 pub type Repair = Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync>;
 
-/// The bound of the end: how long reports and releases under way are waited for.
-const LAST_CALLS: Duration = Duration::from_secs(5);
-
-/// What a request wants.
-pub struct Want<'a> {
-    /// Whose keys.
-    pub provider: &'a ProviderName,
-    /// The caller.
-    pub app: &'a AppName,
-    /// The pool asked for, for errors.
-    pub pool: &'a PoolName,
-    /// The model, where known.
-    pub model: Option<&'a ModelName>,
-    /// The keys that fit, sorted: with the model, the queue this request stands in.
-    pub fitting: Arc<[KeyId]>,
-    /// The same as candidates, best first; asked at each try, since load changes.
-    pub rank: &'a (dyn Fn() -> Vec<Candidate> + Send + Sync),
-    /// The process's own view, after the store's yes and before use; `false`: give back, try the next.
-    pub confirm: &'a (dyn Fn(&KeyId) -> bool + Send + Sync),
-    /// The end of the wait.
-    pub until: Instant,
-}
-
-/// Why no key was leased. Full and failing are two errors, for they lead to different next steps.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AcquireError {
-    /// Every fitting key is full or cooling.
-    #[error("{}", exhausted(pool, *retry_after, *queue_full))]
-    PoolExhausted {
-        /// The pool.
-        pool: PoolName,
-        /// When a slot may be free.
-        retry_after: Duration,
-        /// Too many wait already.
-        queue_full: bool,
-    },
-    /// Every fitting key waits for a person or a check.
-    #[error("every fitting key of pool `{pool}` is invalid, disabled or pending; see `lessor keys list`")]
-    KeyUnavailable {
-        /// The pool.
-        pool: PoolName,
-    },
-    /// The store failed.
-    #[error("no key can be leased while the lease store fails")]
-    StoreUnavailable {
-        /// How.
-        #[source]
-        cause: StoreError,
-    },
-    /// lessor is draining.
-    #[error("lessor is shutting down; try again, another may serve you")]
-    ShuttingDown,
-}
-
-fn exhausted(pool: &PoolName, retry_after: Duration, queue_full: bool) -> String {
-    if queue_full {
-        return format!(
-            "too many requests wait for pool `{pool}` (queue.max_waiting); add keys or raise their caps"
-        );
-    }
-    format!(
-        "pool `{pool}` has no free slot: every fitting key is full or cooling, try again in {:.1} s; \
-         add keys or raise their caps (`lessor status` says which and why)",
-        retry_after.as_secs_f64()
-    )
-}
-
-/// All leases of this process; clones share them.
+/// The lender: all leases of this process and all who wait for one. Clones share everything.
 #[derive(Clone)]
-pub struct Leases(Arc<Inner>);
-
-struct Inner {
-    store: Arc<dyn Store>,
-    config: LeaseConfig,
-    queue: QueueConfig,
-    owner: OwnerId,
-    metrics: Metrics,
-    lines: Mutex<HashMap<ProviderName, Line>>,
-    live: Mutex<HashMap<LeaseId, Arc<Live>>>,
-    waiting: AtomicUsize,
-    /// Recent hold times in ms, smoothed: what a full pool's `Retry-After` is guessed from.
-    hold_ms: AtomicU64,
-    store_up: AtomicBool,
-    repair: OnceLock<Repair>,
-    gauges: Mutex<HashMap<(ProviderName, KeyId), Gauge>>,
-    /// No new leases.
-    draining: CancellationToken,
-    /// Ends the tasks.
-    stop: CancellationToken,
-    /// Reports and releases under way.
-    settling: TaskTracker,
-    /// A new lease has an end of its own for the heartbeat to know.
-    bounded: Arc<tokio::sync::Notify>,
-    runtime: tokio::runtime::Handle,
-}
-
-impl Drop for Leases {
-    fn drop(&mut self) {
-        // The two tasks hold the last references; without another they have nothing left to do.
-        if Arc::strong_count(&self.0) <= 1 {
-            self.0.stop.cancel();
-        }
-    }
-}
+pub struct Leases(Arc<Owned>);
 
 impl std::fmt::Debug for Leases {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -154,14 +73,63 @@ impl std::fmt::Debug for Leases {
     }
 }
 
-/// Locks, also after a panic elsewhere: every section leaves the data whole.
+/// Ends the tasks when the last clone and the last lease have gone.
+struct Owned(Arc<Inner>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.stop.cancel();
+    }
+}
+
+/// What the tasks share with the callers.
+struct Inner {
+    store: Arc<dyn Store>,
+    lease: LeaseConfig,
+    queue: QueueConfig,
+    owner: OwnerId,
+    metrics: Metrics,
+    runtime: Handle,
+    stations: RwLock<HashMap<ProviderName, Arc<Station>>>,
+    repair: RwLock<Option<Repair>>,
+    waiting: AtomicUsize,
+    live: AtomicUsize,
+    refusing: AtomicBool,
+    store_state: AtomicU8,
+    /// The origin of [`Inner::ticks`].
+    born: Instant,
+    /// Wakes the heartbeat before its time.
+    nudge: Notify,
+    /// When the heartbeat means to wake, in ticks.
+    due: AtomicU64,
+    reports: TaskTracker,
+    releases: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// All that concerns one provider.
+struct Station {
+    provider: ProviderName,
+    line: Mutex<Line>,
+    /// The length of `line`, so that the way without waiters takes no lock.
+    queued: AtomicUsize,
+    beat: Mutex<Beat>,
+    /// How long leases were held lately, in microseconds; 0 while none has ended.
+    hold: AtomicU64,
+}
+
+/// A panic under one of these locks would be a mistake of this room; to go on with what it left is better
+/// than to fail every request from then on.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Leases {
-    /// Starts the heartbeat and the watch for the store's events on this runtime; both end with
-    /// [`Leases::shutdown`], or when the last clone goes.
+    /// Spawns the heartbeat and event tasks on the current runtime; they end with [`Leases::shutdown`], or
+    /// when the last clone and the last lease have gone.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
     pub fn new(
         store: Arc<dyn Store>,
         lease: LeaseConfig,
@@ -171,261 +139,230 @@ impl Leases {
     ) -> Self {
         let inner = Arc::new(Inner {
             store,
-            config: lease,
+            lease,
             queue,
             owner,
             metrics,
-            lines: Mutex::default(),
-            live: Mutex::default(),
+            runtime: Handle::current(),
+            stations: RwLock::default(),
+            repair: RwLock::default(),
             waiting: AtomicUsize::new(0),
-            hold_ms: AtomicU64::new(0),
-            store_up: AtomicBool::new(true),
-            repair: OnceLock::new(),
-            gauges: Mutex::default(),
-            draining: CancellationToken::new(),
+            live: AtomicUsize::new(0),
+            refusing: AtomicBool::new(false),
+            store_state: AtomicU8::new(STORE_UNKNOWN),
+            born: Instant::now(),
+            nudge: Notify::new(),
+            due: AtomicU64::new(u64::MAX),
+            reports: TaskTracker::new(),
+            releases: TaskTracker::new(),
             stop: CancellationToken::new(),
-            settling: TaskTracker::new(),
-            bounded: Arc::default(),
-            runtime: tokio::runtime::Handle::current(),
         });
-        // Weak, so that the tasks do not keep alive what only they would still use.
-        tokio::spawn(heartbeat::run(
-            Arc::downgrade(&inner),
-            inner.bounded.clone(),
-            inner.stop.clone(),
-            lease.heartbeat,
-        ));
-        tokio::spawn(heartbeat::watch_events(
-            Arc::downgrade(&inner),
-            inner.store.subscribe(),
-            inner.stop.clone(),
-        ));
-        Self(inner)
+        let events = inner.store.subscribe();
+        inner.runtime.spawn(heartbeat::run(Arc::clone(&inner)));
+        inner.runtime.spawn(follow(Arc::clone(&inner), events));
+        Self(Arc::new(Owned(inner)))
     }
 
-    /// How the store is told keys again; the first call counts.
+    /// What to sync, once per acquire, when the store has no settings of a key or does not know it as a
+    /// member of its pool.
     pub fn set_repair(&self, repair: Repair) {
-        let _ = self.0.repair.set(repair);
+        *self.inner().repair.write().unwrap_or_else(PoisonError::into_inner) = Some(repair);
     }
 
-    /// Takes a slot, waiting for one up to `want.until`. Safe to drop at any await.
-    pub async fn acquire(&self, want: Want<'_>) -> Result<Lease, AcquireError> {
-        waiting::acquire(&self.0, want).await
-    }
-
-    /// Settings or status changed here: waiters try again.
+    /// Settings or a status changed here: waiters try again.
     pub fn wake(&self, provider: &ProviderName) {
-        self.0.ring_heads(provider);
-    }
-
-    /// How many requests wait.
-    pub fn waiting(&self) -> usize {
-        self.0.waiting.load(Ordering::Relaxed)
-    }
-
-    /// How many leases are live.
-    pub fn live(&self) -> usize {
-        lock(&self.0.live).len()
-    }
-
-    /// From now on nobody is lent a key, and who waits is told so. Live leases go on being renewed.
-    pub fn refuse_new(&self) {
-        self.0.draining.cancel();
-    }
-
-    /// Releases what is still live in one call a store allows, waits (bounded) for what is under way,
-    /// and ends the tasks.
-    pub async fn shutdown(&self) {
-        self.0.draining.cancel();
-        let left: Vec<Arc<Live>> = lock(&self.0.live).drain().map(|(_, live)| live).collect();
-        let ending = async {
-            if !left.is_empty() {
-                let asks: Vec<Release> = left.iter().map(|live| live.release()).collect();
-                if let Err(error) = self.0.store.release(asks).await {
-                    tracing::warn!(%error, leases = left.len(), "leases are left to expire");
-                }
-            }
-            self.0.settling.close();
-            self.0.settling.wait().await;
-        };
-        if tokio::time::timeout(LAST_CALLS, ending).await.is_err() {
-            tracing::warn!("some leases could not be released in time and are left to expire");
+        if let Some(station) = self.inner().known(provider) {
+            lock(&station.line).changed();
         }
-        self.0.stop.cancel();
+    }
+
+    /// How many requests wait for a key.
+    pub fn waiting(&self) -> usize {
+        self.inner().waiting.load(Ordering::Relaxed)
+    }
+
+    /// How many leases are held.
+    pub fn live(&self) -> usize {
+        self.inner().live.load(Ordering::Relaxed)
+    }
+
+    /// From now on newcomers, and at once all waiters, get [`AcquireError::ShuttingDown`]. Live leases are
+    /// renewed as before.
+    pub fn refuse_new(&self) {
+        self.inner().refusing.store(true, Ordering::SeqCst);
+        for station in self.inner().stations() {
+            lock(&station.line).end_all(&Ended::Draining);
+        }
+    }
+
+    /// Refuses new requests, stops renewing, waits for reports under way, releases all that is still live
+    /// in one call and waits for the releases under way: 5 s at most, all together.
+    ///
+    /// Cancel safe: whatever was not released yet is released by the leases' own drops, or by the TTL.
+    pub async fn shutdown(&self) {
+        let inner = self.inner();
+        let end = Instant::now() + SHUTDOWN_PATIENCE;
+        self.refuse_new();
+        inner.stop.cancel(); // first, so that no renewal follows a release
+        inner.reports.close();
+        let _ = timeout_at(Instant::now() + REPORT_PATIENCE, inner.reports.wait()).await;
+        let left = inner.take_all();
+        if !left.is_empty() {
+            tracing::info!(leases = left.len(), "releasing the leases that are still live");
+            let _ = timeout_at(end, settle::give_back_all(inner, &left)).await;
+        }
+        inner.releases.close();
+        let _ = timeout_at(end, inner.releases.wait()).await;
+    }
+
+    fn inner(&self) -> &Arc<Inner> {
+        &self.0.0
     }
 }
 
 impl Inner {
-    fn ring_heads(&self, provider: &ProviderName) {
-        if let Some(line) = lock(&self.lines).get(provider) {
-            line.ring_heads();
+    fn known(&self, provider: &ProviderName) -> Option<Arc<Station>> {
+        self.stations.read().unwrap_or_else(PoisonError::into_inner).get(provider).cloned()
+    }
+
+    fn station(&self, provider: &ProviderName) -> Arc<Station> {
+        if let Some(station) = self.known(provider) {
+            return station;
+        }
+        let mut stations = self.stations.write().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Station::new(provider.clone()));
+        Arc::clone(stations.entry(provider.clone()).or_insert_with(new))
+    }
+
+    fn stations(&self) -> Vec<Arc<Station>> {
+        self.stations.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Whatever is still live, as releases; nobody else will release these.
+    fn take_all(&self) -> Vec<Release> {
+        let mut left = Vec::new();
+        for station in self.stations() {
+            let holds = lock(&station.beat).take_all();
+            left.extend(holds.iter().filter(|hold| hold.take_release()).map(|hold| hold.release(&station)));
+        }
+        self.live.fetch_sub(left.len(), Ordering::Relaxed);
+        left
+    }
+
+    /// Monotonic time as a number that fits an atomic.
+    fn ticks(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn at(&self, ticks: u64) -> Option<Instant> {
+        (ticks != u64::MAX).then(|| self.born + Duration::from_micros(ticks))
+    }
+
+    /// When a lease must end that was last confirmed by a call sent at `sent`; never, where the store
+    /// keeps leases as long as their holder.
+    fn deadline(&self, sent: Instant) -> u64 {
+        if self.store.leases_expire() {
+            self.ticks(sent + self.lease.ttl.saturating_sub(self.lease.margin()))
+        } else {
+            u64::MAX
         }
     }
 
-    fn freed(&self, provider: &ProviderName, key: &KeyId) {
-        if self.waiting.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        if let Some(line) = lock(&self.lines).get_mut(provider) {
-            line.freed(key);
-        }
-    }
-
-    /// One log line per change of state, and the gauge.
-    fn note_store(&self, error: Option<&StoreError>) {
-        let up = error.is_none();
-        if let Some(error) = error {
-            self.metrics.store_error();
-            if self.store_up.swap(false, Ordering::Relaxed) {
-                tracing::warn!(%error, "the lease store fails; no key is lent until it answers");
-                self.metrics.store_up(false);
+    /// Counts what the store's answers say about the store; one log line per change of state.
+    fn saw<T>(&self, answer: &Result<T, StoreError>) {
+        match answer {
+            Ok(_) => {
+                if self.store_state.load(Ordering::Relaxed) == STORE_UP {
+                    return;
+                }
+                self.metrics.store_up(true);
+                if self.store_state.swap(STORE_UP, Ordering::Relaxed) == STORE_DOWN {
+                    tracing::info!(store = self.store.kind(), "the store answers again");
+                }
             }
-        } else if !self.store_up.load(Ordering::Relaxed) && !self.store_up.swap(true, Ordering::Relaxed) {
-            tracing::info!("the lease store answers again");
-            self.metrics.store_up(up);
+            Err(error) => {
+                self.metrics.store_error();
+                self.metrics.store_up(false);
+                if self.store_state.swap(STORE_DOWN, Ordering::Relaxed) != STORE_DOWN {
+                    tracing::warn!(store = self.store.kind(), %error, "the store fails: no key is lent");
+                }
+            }
         }
     }
-
-    fn gauge(&self, provider: &ProviderName, pool: &PoolName, key: &KeyId) -> Gauge {
-        let mut gauges = lock(&self.gauges);
-        let known = gauges.entry((provider.clone(), key.clone()));
-        known.or_insert_with(|| self.metrics.leases_active(provider, pool, key)).clone()
-    }
-
-    fn note_hold(&self, held: Duration) {
-        let held = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
-        let before = self.hold_ms.load(Ordering::Relaxed);
-        let after = if before == 0 { held } else { before / 8 * 7 + held / 8 };
-        self.hold_ms.store(after.max(1), Ordering::Relaxed);
-    }
-
-    /// When a slot of a full pool may come back: from recent hold times, 1 s to the TTL.
-    fn guess(&self) -> Duration {
-        let held = Duration::from_millis(self.hold_ms.load(Ordering::Relaxed));
-        held.clamp(Duration::from_secs(1), self.config.ttl.max(Duration::from_secs(1)))
-    }
 }
 
-/// One slot of a key, held. Released when dropped, exactly once, after its report.
-pub struct Lease {
-    leases: Arc<Inner>,
-    live: Arc<Live>,
-    gauge: Gauge,
-    waited: Duration,
-    probe: bool,
-    wants_success: bool,
-    reported: bool,
-    /// A report under way, which the release waits for.
-    reporting: Option<tokio::task::JoinHandle<()>>,
-}
+const STORE_UNKNOWN: u8 = 0;
+const STORE_UP: u8 = 1;
+const STORE_DOWN: u8 = 2;
 
-impl std::fmt::Debug for Lease {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lease")
-            .field("id", &self.live.id)
-            .field("key", &self.live.key)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Lease {
-    fn begin(leases: &Arc<Inner>, live: Live, grant: &Grant, waited: Duration) -> Self {
-        let live = Arc::new(live);
-        let gauge = leases.gauge(&live.provider, &live.pool, &live.key);
-        gauge.inc();
-        lock(&leases.live).insert(live.id, live.clone());
-        if live.ends_at.is_some() {
-            leases.bounded.notify_one();
-        }
-        let (probe, wants_success) = (grant.probe, grant.wants_success);
+impl Station {
+    fn new(provider: ProviderName) -> Self {
         Self {
-            leases: leases.clone(),
-            live,
-            gauge,
-            waited,
-            probe,
-            wants_success,
-            reported: false,
-            reporting: None,
+            provider,
+            line: Mutex::default(),
+            queued: AtomicUsize::new(0),
+            beat: Mutex::default(),
+            hold: AtomicU64::new(0),
         }
     }
 
-    /// Its id.
-    pub fn id(&self) -> LeaseId {
-        self.live.id
-    }
-
-    /// The key.
-    pub fn key(&self) -> &KeyId {
-        &self.live.key
-    }
-
-    /// The pool it was found in.
-    pub fn pool(&self) -> &PoolName {
-        &self.live.pool
-    }
-
-    /// Its fencing token.
-    pub fn token(&self) -> FencingToken {
-        self.live.token
-    }
-
-    /// Whether it is the one lease of a subject on probation.
-    pub fn probe(&self) -> bool {
-        self.probe
-    }
-
-    /// How long its request waited for it.
-    pub fn waited(&self) -> Duration {
-        self.waited
-    }
-
-    /// Tells the store what the answer said. The first call counts; it begins at once, off the caller's
-    /// path, and the release comes after it. What would change nothing in the store is not sent.
-    pub fn report(&mut self, outcome: Outcome, model: Option<&ModelName>, group: Option<&GroupName>) {
-        if std::mem::replace(&mut self.reported, true) || !self.is_worth_telling(outcome.class) {
-            return;
-        }
-        let ask = Report {
-            provider: self.live.provider.clone(),
-            key: self.live.key.clone(),
-            group: group.cloned(),
-            lease: self.live.id,
-            token: self.live.token,
-            fingerprint: self.live.fingerprint,
-            model: model.cloned(),
-            outcome,
-        };
-        self.reporting = settle::report(&self.leases, ask);
-    }
-
-    fn is_worth_telling(&self, class: Class) -> bool {
-        match class {
-            Class::Success => self.wants_success || self.probe,
-            Class::Caller | Class::Cancelled | Class::Network => false,
-            _ => true,
+    /// A slot of `key` came back.
+    fn freed(&self, key: &KeyId) {
+        if self.queued.load(Ordering::SeqCst) > 0 {
+            lock(&self.line).freed(key);
         }
     }
 
-    /// Ready when the stream must end: cheap, asked before every chunk. Looks at the local deadline first,
-    /// so that after a pause of the whole process no byte passes.
-    pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<Lost> {
-        self.live.poll_lost(cx)
+    /// Fails closed: nobody waits for keys of which nothing is known.
+    fn store_failed(&self, cause: &StoreError) {
+        if self.queued.load(Ordering::SeqCst) > 0 {
+            lock(&self.line).end_all(&Ended::Store(cause.clone()));
+        }
     }
 
-    /// Resolves when the stream must end. Cancel safe.
-    pub async fn lost(&self) -> Lost {
-        std::future::poll_fn(|cx| self.live.poll_lost(cx)).await
+    /// Takes one lease's length into the running mean, an eighth at a time.
+    fn held_for(&self, held: Duration) {
+        let new = u64::try_from(held.as_micros()).unwrap_or(u64::MAX / 8).clamp(1, u64::MAX / 8);
+        // A lost race between two releases costs one sample of an estimate.
+        let old = self.hold.load(Ordering::Relaxed);
+        let mean = if old == 0 { new } else { old - old / 8 + new / 8 };
+        self.hold.store(mean.max(1), Ordering::Relaxed);
     }
 }
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.gauge.dec();
-        self.leases.note_hold(self.live.begun.elapsed());
-        // Who takes it out of the registry releases it: this, or the shutdown.
-        if lock(&self.leases.live).remove(&self.live.id).is_some() {
-            settle::release(&self.leases, &self.live, self.reporting.take());
+/// Hears what other sidecars, and people, did to the store.
+async fn follow(inner: Arc<Inner>, mut events: broadcast::Receiver<StoreEvent>) {
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = inner.stop.cancelled() => return,
+            event = events.recv() => event,
+        };
+        match event {
+            Ok(StoreEvent::Freed(provider, key)) => {
+                if let Some(station) = inner.known(&provider) {
+                    station.freed(&key);
+                }
+            }
+            Ok(StoreEvent::Changed(provider)) => {
+                if let Some(station) = inner.known(&provider) {
+                    lock(&station.line).changed();
+                }
+            }
+            Ok(StoreEvent::Revoked(provider, lease)) => {
+                let hold = inner.known(&provider).and_then(|station| lock(&station.beat).get(lease));
+                if let Some(hold) = hold {
+                    hold.revoked_by_hand(&inner);
+                }
+            }
+            // What was missed is unknown, so everyone looks again; a missed revocation is told by the
+            // next renewal.
+            Err(RecvError::Lagged(_)) => {
+                for station in inner.stations() {
+                    lock(&station.line).changed();
+                }
+            }
+            Err(RecvError::Closed) => return,
         }
     }
 }

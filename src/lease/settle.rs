@@ -1,172 +1,222 @@
-//! Reports and releases, off everybody's path. A call that answers at once (`memory:`) is done where it
-//! is made; any other goes on in a task that is counted and bounded.
+//! What happens after a request: reports, releases, and calls whose outcome nobody saw.
+//!
+//! Each is a future that is polled once where it begins. A store in this process answers there and then,
+//! and nothing is spawned; for any other the future goes on as a tracked task, which the shutdown awaits.
+//! All are safe to repeat, and are repeated until answered or until the TTL has settled the matter.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use rand::Rng as _;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::task::TaskTracker;
+
+use super::{Inner, Station};
 use crate::model::LeaseId;
-use crate::store::{Acquire, Acquired, Answer, Release, Report};
+use crate::store::{Acquired, Answer, Candidate, Release, Report, StoreError};
 
-use super::Inner;
-use super::live::Live;
+/// How long an acquire may take; the store refuses one that reaches it later.
+pub(super) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
+/// What is added before an acquire counts as refused by its deadline: the store's clock is an estimate.
+const CLOCK_SLACK: Duration = Duration::from_millis(250);
+/// How long one release or report may take.
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// How long a release waits for its report, retries included.
+const REPORT_LIMIT: Duration = Duration::from_secs(4);
+/// Waits between attempts double from here...
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// ...to here, each jittered.
+const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The first pause between tries of a release; doubles up to [`LONGEST_PAUSE`].
-const PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The bound of one report.
-const REPORT: Duration = Duration::from_secs(5);
-
-/// Work that may be over at its first poll.
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Polls once; `None` when it is done, else what is left of it.
-fn first_poll(mut work: Work) -> Option<Work> {
-    match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(()) => None,
-        Poll::Pending => Some(work),
+/// Polls `work` here and now; what does not end at once goes on as a task of `tracker`.
+fn begin(inner: &Inner, tracker: &TaskTracker, mut work: Settling) {
+    let _runtime = inner.runtime.enter(); // a drop may happen on any thread
+    if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        tracker.spawn_on(work, &inner.runtime);
     }
 }
 
-impl Inner {
-    /// Does `work` at once if it can be, else in a counted task.
-    fn settle(&self, work: Work) -> Option<tokio::task::JoinHandle<()>> {
-        // Timers inside need the runtime, and a drop may come from outside of it.
-        let _inside = self.runtime.enter();
-        first_poll(work).map(|rest| self.settling.spawn_on(rest, &self.runtime))
-    }
+/// `None` when it is done already.
+pub(super) fn report(inner: &Arc<Inner>, report: Report) -> Option<oneshot::Receiver<()>> {
+    let (done, mut reporting) = oneshot::channel();
+    let shared = Arc::clone(inner);
+    let work = async move {
+        let until = Instant::now() + REPORT_LIMIT;
+        insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await;
+        let _ = done.send(()); // nobody listens when the lease runs on
+    };
+    begin(inner, &inner.reports, Box::pin(work));
+    reporting.try_recv().is_err().then_some(reporting)
 }
 
-/// Reports; gives what the release must wait for.
-pub(super) fn report(leases: &Arc<Inner>, ask: Report) -> Option<tokio::task::JoinHandle<()>> {
-    let answer = leases.store.report(ask);
-    let inner = leases.clone();
-    leases.settle(Box::pin(async move {
-        match bounded(REPORT, answer).await {
-            Some(Ok(_)) => {}
-            Some(Err(error)) => inner.note_store(Some(&error)),
-            None => inner.metrics.store_error(),
-        }
-    }))
-}
-
-/// Releases after the report, and offers the slot to who waits for it.
-pub(super) fn release(leases: &Arc<Inner>, live: &Arc<Live>, reporting: Option<tokio::task::JoinHandle<()>>) {
-    let (inner, live) = (leases.clone(), live.clone());
-    leases.settle(Box::pin(async move {
+/// Gives one slot back after its report, and wakes who waits for it.
+pub(super) fn release(
+    inner: &Arc<Inner>,
+    station: &Arc<Station>,
+    release: Release,
+    reporting: Option<oneshot::Receiver<()>>,
+) {
+    let (shared, station) = (Arc::clone(inner), Arc::clone(station));
+    let work = async move {
         if let Some(reporting) = reporting {
-            // Bounded by itself; a panic in it must not keep the slot.
-            let _ = reporting.await;
+            let _ = reporting.await; // a report that was given up has dropped its end
         }
-        give_back(&inner, vec![live.release()]).await;
-        inner.freed(&live.provider, &live.key);
-    }));
+        give_back(&shared, &station, vec![release]).await;
+    };
+    begin(inner, &inner.releases, Box::pin(work));
 }
 
-/// Tries until answered, or until the lease would have expired by itself.
-async fn give_back(inner: &Inner, asks: Vec<Release>) {
-    let until = std::time::Instant::now() + inner.config.ttl;
-    let mut pause = PAUSE;
+/// Gives slots back again that a re-registration under way may have re-created.
+pub(super) fn release_again(
+    inner: &Arc<Inner>,
+    station: &Arc<Station>,
+    releases: Vec<Release>,
+    after: Instant,
+) {
+    let (shared, station) = (Arc::clone(inner), Arc::clone(station));
+    let work = async move {
+        sleep_until(after).await;
+        give_back(&shared, &station, releases).await;
+    };
+    begin(inner, &inner.releases, Box::pin(work));
+}
+
+/// Gives slots back, of any provider; whoever waits for one is not woken.
+pub(super) async fn give_back_all(inner: &Inner, releases: &[Release]) {
+    let until = Instant::now() + inner.lease.ttl;
+    insist(inner, until, || inner.store.release(releases.to_vec()), |_| {}).await;
+}
+
+async fn give_back(inner: &Inner, station: &Station, releases: Vec<Release>) {
+    let until = Instant::now() + inner.lease.ttl;
+    let failed = |cause: &StoreError| station.store_failed(cause);
+    insist(inner, until, || inner.store.release(releases.clone()), failed).await;
+    // Also when it was given up: by now the TTL has freed the slot.
+    for release in &releases {
+        station.freed(&release.key);
+    }
+}
+
+/// Calls until answered, or until `until`.
+async fn insist<T>(
+    inner: &Inner,
+    until: Instant,
+    call: impl Fn() -> Answer<T>,
+    failed: impl Fn(&StoreError),
+) {
+    let mut pause = FIRST_PAUSE;
     loop {
-        match inner.store.release(asks.clone()).await {
-            Ok(_) => return inner.note_store(None),
-            Err(error) => inner.note_store(Some(&error)),
+        let answer = bounded(CALL_LIMIT, call()).await;
+        inner.saw(&answer);
+        match &answer {
+            Ok(_) => return,
+            Err(cause) => failed(cause),
         }
-        if std::time::Instant::now() + pause > until {
+        let jittered = pause.mul_f64(rand::rng().random_range(0.5..1.0));
+        if Instant::now() + jittered >= until {
             return;
         }
-        tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>())).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        sleep(jittered).await;
+        pause = (pause * 2).min(LAST_PAUSE);
     }
 }
 
-/// The outcome of an acquire is unknown: after its deadline nothing more can be granted under its id, so
-/// then each candidate it named is released (a mismatch is harmless).
-pub(super) fn unknown(leases: &Arc<Inner>, ask: &Acquire) {
-    let asks = releases_of(ask);
-    let wait = ask.deadline.since(leases.store.now());
-    let inner = leases.clone();
-    leases.settle(Box::pin(async move {
-        tokio::time::sleep(wait).await;
-        give_back(&inner, asks).await;
-    }));
+/// An answer within `limit`, or [`StoreError::TimedOut`].
+pub(super) async fn bounded<T>(limit: Duration, answer: Answer<T>) -> Result<T, StoreError> {
+    timeout(limit, answer).await.unwrap_or(Err(StoreError::TimedOut(limit)))
 }
 
-fn releases_of(ask: &Acquire) -> Vec<Release> {
-    let lease: LeaseId = ask.lease;
-    let each = |candidate: &crate::store::Candidate| Release {
-        provider: ask.provider.clone(),
-        lease,
-        key: candidate.key.clone(),
-        pool: candidate.pool.clone(),
-    };
-    ask.candidates.iter().map(each).collect()
+/// An acquire under way. Whatever becomes of its requester, a slot it is granted does not stay taken: when
+/// this is dropped before its answer, or the answer is unknown, a task settles it.
+pub(super) struct Asking<'a> {
+    inner: &'a Arc<Inner>,
+    station: &'a Arc<Station>,
+    id: LeaseId,
+    asked: &'a [Candidate],
+    sent: Instant,
+    call: Option<Answer<Acquired>>,
 }
 
-/// An acquire under way. Dropped before its answer, it goes on in a task that gives back what it is
-/// granted.
-pub(super) struct UnderWay {
-    leases: Arc<Inner>,
-    ask: Option<Acquire>,
-    answer: Option<Answer<Acquired>>,
-}
-
-impl UnderWay {
-    pub(super) fn new(leases: &Arc<Inner>, ask: Acquire) -> Self {
-        let answer = leases.store.acquire(ask.clone());
-        Self { leases: leases.clone(), ask: Some(ask), answer: Some(answer) }
+impl<'a> Asking<'a> {
+    pub(super) fn new(
+        inner: &'a Arc<Inner>,
+        station: &'a Arc<Station>,
+        id: LeaseId,
+        asked: &'a [Candidate],
+        call: Answer<Acquired>,
+    ) -> Self {
+        Self { inner, station, id, asked, sent: Instant::now(), call: Some(call) }
     }
 
-    /// The answer, or `None` when none came within `bound`: then the outcome is unknown, and is settled.
-    pub(super) async fn answer(
-        mut self,
-        bound: Duration,
-    ) -> Option<Result<Acquired, crate::store::StoreError>> {
-        let answer = std::future::poll_fn(|cx| match &mut self.answer {
-            Some(answer) => answer.as_mut().poll(cx).map(Some),
-            None => Poll::Ready(None),
-        });
-        let answered = bounded(bound, answer).await.flatten();
-        let ask = self.ask.take();
-        self.answer = None;
-        match &answered {
-            None | Some(Err(crate::store::StoreError::TimedOut(_))) => {
-                if let Some(ask) = ask {
-                    unknown(&self.leases, &ask);
-                }
-            }
-            _ => {}
+    /// When the call was sent.
+    pub(super) fn sent(&self) -> Instant {
+        self.sent
+    }
+
+    /// The answer, at most [`ACQUIRE_DEADLINE`] later. Cancel safe.
+    pub(super) async fn answer(&mut self) -> Result<Acquired, StoreError> {
+        let Some(call) = self.call.as_mut() else {
+            return Err(StoreError::Nonsense("asked twice".into()));
+        };
+        let Ok(answer) = timeout(ACQUIRE_DEADLINE, call).await else {
+            return Err(StoreError::TimedOut(ACQUIRE_DEADLINE)); // the call is still here, for `Drop`
+        };
+        self.call = None;
+        if matches!(answer, Err(StoreError::TimedOut(_) | StoreError::Nonsense(_))) {
+            self.settle(None);
         }
-        answered
+        answer
+    }
+
+    fn settle(&self, call: Option<Answer<Acquired>>) {
+        let (inner, station) = (Arc::clone(self.inner), Arc::clone(self.station));
+        let (releases, sent) = (self.releases(), self.sent);
+        begin(self.inner, &self.inner.releases, Box::pin(settle(inner, station, releases, sent, call)));
+    }
+
+    fn releases(&self) -> Vec<Release> {
+        let release = |candidate: &Candidate| Release {
+            provider: self.station.provider.clone(),
+            lease: self.id,
+            key: candidate.key.clone(),
+            pool: candidate.pool.clone(),
+        };
+        self.asked.iter().map(release).collect()
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        let (Some(ask), Some(answer)) = (self.ask.take(), self.answer.take()) else { return };
-        let inner = self.leases.clone();
-        self.leases.settle(Box::pin(async move {
-            let granted = match answer.await {
-                Ok(Acquired::Granted(grant)) => Some(grant.key),
-                Ok(_) => return,
-                Err(_) => None,
-            };
-            give_back(&inner, releases_of(&ask)).await;
-            if let Some(key) = granted {
-                inner.freed(&ask.provider, &key);
-            }
-        }));
+        if let Some(call) = self.call.take() {
+            self.settle(Some(call));
+        }
     }
 }
 
-/// `work` within `bound`; no timer is made for what is ready at once.
-async fn bounded<T>(bound: Duration, work: impl Future<Output = T>) -> Option<T> {
-    let mut work = std::pin::pin!(work);
-    let first = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
-    match first {
-        Poll::Ready(done) => Some(done),
-        Poll::Pending => tokio::time::timeout(bound, work).await.ok(),
+/// Waits for the answer of a call that nobody waits for any more. A grant is released at once. Where no
+/// answer comes, the call can have no effect after its deadline: what it did before is released then, under
+/// each name it may have.
+async fn settle(
+    inner: Arc<Inner>,
+    station: Arc<Station>,
+    releases: Vec<Release>,
+    sent: Instant,
+    call: Option<Answer<Acquired>>,
+) {
+    let deadline = sent + ACQUIRE_DEADLINE + CLOCK_SLACK;
+    let answer = match call {
+        Some(call) => tokio::time::timeout_at(deadline, call).await.ok(),
+        None => None,
+    };
+    match answer {
+        Some(Ok(Acquired::Refused(_) | Acquired::Late) | Err(StoreError::Unavailable(_))) => return,
+        Some(Ok(Acquired::Granted(_))) => {}
+        Some(Err(StoreError::TimedOut(_) | StoreError::Nonsense(_))) | None => sleep_until(deadline).await,
     }
+    give_back(&inner, &station, releases).await;
 }

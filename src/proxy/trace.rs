@@ -43,7 +43,6 @@ impl Trace {
         self.line.key = Some(lease.key().clone());
         self.line.lease = Some(lease.id());
         self.line.waited += lease.waited();
-        self.metrics.waited(lease.waited());
     }
 
     pub(super) fn attempts(&self) -> u32 {

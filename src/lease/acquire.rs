@@ -1,0 +1,428 @@
+//! The walk from a wish to a lease: try, stand in line, try again when woken.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rand::Rng as _;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::held::{Hold, Lease};
+use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
+use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
+use super::{Inner, Leases, STORE_DOWN, Station, lock};
+use crate::model::{AppName, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName};
+use crate::store::{Acquire, Acquired, Candidate, Grant, Reason, Refusal, StoreError};
+
+/// How many candidates go to the store first; the rest only if those could not be had.
+const FIRST_CANDIDATES: usize = 3;
+/// A head's timer never fires sooner than this after a refusal.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+/// The most that is added to a head's timer, so that sidecars do not try at the same moment.
+const JITTER_MS: u64 = 10;
+/// The least that a client is told to wait.
+const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What a request wants to hold.
+pub struct Want<'a> {
+    /// Whose key.
+    pub provider: &'a ProviderName,
+    /// The caller.
+    pub app: &'a AppName,
+    /// The pool that was asked for; for errors only.
+    pub pool: &'a PoolName,
+    /// The model, where known.
+    pub model: Option<&'a ModelName>,
+    /// Every key that may serve the request, sorted: with the model, the queue it stands in. A key that the
+    /// request may not use any more (it was refused with it) belongs in neither this nor `rank`'s answer.
+    pub fitting: Arc<[KeyId]>,
+    /// Called at each try: candidates out of `fitting`, best first. One that cools is better ranked last
+    /// than left out, for the store's word on its end is what a wait is planned by. None at all means that
+    /// none may be used now.
+    pub rank: &'a (dyn Fn() -> Vec<Candidate> + Send + Sync),
+    /// The process's own view, asked after the store's yes and before use: false gives the slot back, and
+    /// the next candidate is tried.
+    pub confirm: &'a (dyn Fn(&KeyId) -> bool + Send + Sync),
+    /// The end of the wait.
+    pub until: Instant,
+}
+
+/// Why no key was leased. Full, unusable and failing are different errors, for they lead to different next
+/// steps.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// Every fitting key is full or cools, and stayed so for the wait; or the queue is full.
+    #[error(
+        "pool `{pool}` has no free slot{}; try again in {retry_after:?}, add keys or raise their caps",
+        if *queue_full { " and queue.max_waiting requests wait already" } else { "" }
+    )]
+    PoolExhausted {
+        /// What was asked for.
+        pool: PoolName,
+        /// When it is worth trying again.
+        retry_after: Duration,
+        /// `queue.max_waiting` was reached, so this request did not even wait.
+        queue_full: bool,
+    },
+    /// Every fitting key is invalid, disabled or pending.
+    #[error(
+        "pool `{pool}` has no usable key for this: all are invalid, disabled or pending; `lessor keys` tells why"
+    )]
+    KeyUnavailable {
+        /// What was asked for.
+        pool: PoolName,
+    },
+    /// The store failed; nothing is known about keys, so none is lent.
+    #[error("the lease store failed, so no key is lent; is store.url right, and up?")]
+    StoreUnavailable {
+        /// What it said.
+        #[source]
+        cause: StoreError,
+    },
+    /// The process drains.
+    #[error("lessor is shutting down and lends no more keys; send the request again")]
+    ShuttingDown,
+}
+
+/// What one round of asking the store came to.
+enum Tried {
+    Got(Lease),
+    Refused(Refusal),
+}
+
+impl Leases {
+    /// Leases a slot of the best candidate that has one, waiting in line until `want.until` if need be.
+    ///
+    /// # Errors
+    /// See [`AcquireError`]. A wait that only cooldowns beyond `want.until` could end is refused at once.
+    ///
+    /// Cancel safe: dropped at any point it leaves the line, its turn goes to the next, and a slot that
+    /// the store may have granted meanwhile is given back.
+    pub async fn acquire(&self, want: Want<'_>) -> Result<Lease, AcquireError> {
+        if self.inner().refusing.load(Ordering::SeqCst) {
+            return Err(AcquireError::ShuttingDown);
+        }
+        let station = self.inner().station(want.provider);
+        let mut walk =
+            Walk { leases: self, station: &station, want: &want, begun: Instant::now(), repaired: false };
+        let lease = walk.go().await?;
+        self.inner().metrics.waited(lease.waited());
+        Ok(lease)
+    }
+}
+
+/// One request on its way to a lease.
+struct Walk<'a> {
+    leases: &'a Leases,
+    station: &'a Arc<Station>,
+    want: &'a Want<'a>,
+    begun: Instant,
+    /// The one repair was made.
+    repaired: bool,
+}
+
+impl<'a> Walk<'a> {
+    async fn go(&mut self) -> Result<Lease, AcquireError> {
+        if let Entry::Try { barred } = self.enter() {
+            match self.attempt(&barred).await? {
+                Tried::Got(lease) => return Ok(lease),
+                Tried::Refused(refusal) => self.judge(&blocked(&refusal, barred))?,
+            }
+        }
+        self.in_line().await
+    }
+
+    fn enter(&self) -> Entry {
+        // Registration counts first and tries after, so who reads zero here is ahead of it.
+        if self.station.queued.load(Ordering::SeqCst) == 0 {
+            return Entry::Try { barred: Vec::new() };
+        }
+        lock(&self.station.line).enter(&self.queue())
+    }
+
+    fn queue(&self) -> QueueId {
+        QueueId { fitting: Arc::clone(&self.want.fitting), model: self.want.model.cloned() }
+    }
+
+    async fn in_line(&mut self) -> Result<Lease, AcquireError> {
+        self.check_store().await?;
+        let place = self.join()?;
+        loop {
+            let step = lock(&self.station.line).step(place.seq);
+            match step {
+                Step::Ended(why) => return Err(ended(why)),
+                Step::Try { barred } => match self.attempt(&barred).await? {
+                    Tried::Got(lease) => return place.granted(lease),
+                    Tried::Refused(refusal) => {
+                        let blocked = blocked(&refusal, barred);
+                        place.refused(&blocked, self.retry_at(&refusal));
+                        self.judge(&blocked)?;
+                    }
+                },
+                Step::Wait { retry_at, blocked } => {
+                    match &blocked {
+                        Some(blocked) => self.judge(blocked)?,
+                        None if self.want.until <= Instant::now() => return Err(self.exhausted(false)),
+                        None => {}
+                    }
+                    self.sleep(&place, retry_at).await;
+                }
+            }
+        }
+    }
+
+    /// Nobody stands in line before a store that is known to fail: who has not just asked it, asks.
+    async fn check_store(&self) -> Result<(), AcquireError> {
+        let inner = self.leases.inner();
+        if inner.store_state.load(Ordering::Relaxed) != STORE_DOWN {
+            return Ok(());
+        }
+        let sent = Instant::now();
+        let answer = bounded(ACQUIRE_DEADLINE, inner.store.ping()).await;
+        inner.saw(&answer);
+        answer.map_err(|cause| self.store_failed(cause, sent.elapsed()))
+    }
+
+    /// Until notified, the head's timer, or the end of the wait; the caller looks again in each case.
+    async fn sleep(&self, place: &Place<'_>, retry_at: Option<Instant>) {
+        let until = retry_at.map_or(self.want.until, |at| at.min(self.want.until));
+        tokio::select! {
+            biased;
+            () = place.seat.notified() => {}
+            () = sleep_until(until) => {
+                let now = Instant::now();
+                let next = now + self.leases.inner().lease.heartbeat;
+                lock(&self.station.line).timer(place.seq, now, next);
+            }
+        }
+    }
+
+    /// Whether waiting (on) makes sense after what the store said.
+    fn judge(&self, blocked: &Blocked) -> Result<(), AcquireError> {
+        let pool = self.want.pool.clone();
+        if blocked.is_unusable() {
+            return Err(AcquireError::KeyUnavailable { pool });
+        }
+        let left = self.want.until.saturating_duration_since(Instant::now());
+        let inner = self.leases.inner();
+        let cooled = match blocked.cooldown_end {
+            Some(end) if blocked.full.is_empty() => Some(end.since(inner.store.now())),
+            _ => None,
+        };
+        match cooled {
+            Some(rest) if rest > left || left.is_zero() => {
+                Err(AcquireError::PoolExhausted { pool, retry_after: rest, queue_full: false })
+            }
+            None if left.is_zero() => Err(self.exhausted(false)),
+            _ => Ok(()),
+        }
+    }
+
+    fn exhausted(&self, queue_full: bool) -> AcquireError {
+        let hold = Duration::from_micros(self.station.hold.load(Ordering::Relaxed));
+        let ttl = self.leases.inner().lease.ttl.max(MIN_RETRY_AFTER);
+        AcquireError::PoolExhausted {
+            pool: self.want.pool.clone(),
+            retry_after: hold.clamp(MIN_RETRY_AFTER, ttl),
+            queue_full,
+        }
+    }
+
+    /// When the head of a queue tries again by itself: at the first end of a cooldown or a lease that the
+    /// store named, and once a heartbeat in any case.
+    fn retry_at(&self, refusal: &Refusal) -> Instant {
+        let inner = self.leases.inner();
+        let now = inner.store.now();
+        let ends = [refusal.cooldown_end, refusal.lease_end];
+        let wait =
+            ends.into_iter().flatten().map(|end| end.since(now)).fold(inner.lease.heartbeat, Duration::min);
+        let jitter = Duration::from_millis(rand::rng().random_range(0..=JITTER_MS));
+        Instant::now() + wait.max(MIN_PAUSE) + jitter
+    }
+
+    /// Asks the store for the candidates that are not barred, the best few first.
+    async fn attempt(&mut self, barred: &[KeyId]) -> Result<Tried, AcquireError> {
+        let mut passed_over: Vec<KeyId> = Vec::new();
+        'ranked: loop {
+            let mut ranked = (self.want.rank)();
+            ranked.retain(|candidate| {
+                !barred.contains(&candidate.key) && !passed_over.contains(&candidate.key)
+            });
+            let mut refusal = Refusal::default();
+            let (best, rest) = ranked.split_at(ranked.len().min(FIRST_CANDIDATES));
+            for asked in [best, rest].into_iter().filter(|asked| !asked.is_empty()) {
+                match self.ask(asked).await? {
+                    Tried::Got(lease) if (self.want.confirm)(lease.key()) => return Ok(Tried::Got(lease)),
+                    Tried::Got(lease) => {
+                        passed_over.push(lease.key().clone());
+                        continue 'ranked; // the lease is dropped here, and so released
+                    }
+                    Tried::Refused(more) => merge(&mut refusal, more),
+                }
+            }
+            if self.repair(&refusal).await? {
+                continue;
+            }
+            let disabled = |key| (key, Reason::Unusable(KeyStatus::Disabled));
+            refusal.reasons.extend(passed_over.into_iter().map(disabled));
+            return Ok(Tried::Refused(refusal));
+        }
+    }
+
+    /// One call to the store.
+    async fn ask(&self, asked: &[Candidate]) -> Result<Tried, AcquireError> {
+        let inner = self.leases.inner();
+        let id = LeaseId::fresh();
+        let ask = Acquire {
+            provider: self.want.provider.clone(),
+            lease: id,
+            owner: inner.owner.clone(),
+            app: self.want.app.clone(),
+            model: self.want.model.cloned(),
+            candidates: asked.to_vec(),
+            ttl: inner.lease.ttl,
+            deadline: inner.store.now().plus(ACQUIRE_DEADLINE),
+        };
+        let mut call = Asking::new(inner, self.station, id, asked, inner.store.acquire(ask));
+        let answer = call.answer().await;
+        inner.saw(&answer);
+        let took = call.sent().elapsed();
+        match answer {
+            Ok(Acquired::Granted(grant)) => {
+                inner.metrics.acquire("granted", took);
+                self.begin(id, &grant, asked, call.sent()).map(Tried::Got)
+            }
+            Ok(Acquired::Refused(refusal)) => {
+                let unusable = !refusal.any_full() && !refusal.any_cooling();
+                inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
+                Ok(Tried::Refused(refusal))
+            }
+            // The call was on its way for longer than it may: as good as no answer.
+            Ok(Acquired::Late) => Err(self.store_failed(StoreError::TimedOut(ACQUIRE_DEADLINE), took)),
+            Err(cause) => Err(self.store_failed(cause, took)),
+        }
+    }
+
+    fn begin(
+        &self,
+        id: LeaseId,
+        grant: &Grant,
+        asked: &[Candidate],
+        sent: Instant,
+    ) -> Result<Lease, AcquireError> {
+        let inner = self.leases.inner();
+        let Some(candidate) = asked.iter().find(|candidate| candidate.key == grant.key) else {
+            let nonsense = format!("it granted key `{}`, which was not asked for", grant.key);
+            return Err(self.store_failed(StoreError::Nonsense(nonsense), sent.elapsed()));
+        };
+        let now = Instant::now();
+        let end = inner.lease.max_duration.map_or(u64::MAX, |bound| inner.ticks(now + bound));
+        let (fingerprint, app) = (candidate.fingerprint, self.want.app.clone());
+        let hold = Hold::new(grant, id, fingerprint, app, now, inner.deadline(sent), end);
+        Ok(Lease::begin(self.leases, self.station, hold, grant, self.begun.elapsed()))
+    }
+
+    /// Fails closed: for this request and for all who wait for this provider.
+    fn store_failed(&self, cause: StoreError, took: Duration) -> AcquireError {
+        self.leases.inner().metrics.acquire("store_failed", took);
+        self.station.store_failed(&cause);
+        AcquireError::StoreUnavailable { cause }
+    }
+
+    /// Whether the store was given settings that it lacked, so that one more try is due; once a request.
+    async fn repair(&mut self, refusal: &Refusal) -> Result<bool, AcquireError> {
+        let lacks = |reason: &Reason| matches!(reason, Reason::NoSettings | Reason::NotMember);
+        if self.repaired || !refusal.reasons.iter().any(|(_, reason)| lacks(reason)) {
+            return Ok(false);
+        }
+        let inner = self.leases.inner();
+        let repair = inner.repair.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let Some(repair) = repair else { return Ok(false) };
+        self.repaired = true;
+        let sent = Instant::now();
+        let answer = bounded(ACQUIRE_DEADLINE, inner.store.sync_keys(repair(self.want.provider))).await;
+        inner.saw(&answer);
+        answer.map(|()| true).map_err(|cause| self.store_failed(cause, sent.elapsed()))
+    }
+
+    fn join(&self) -> Result<Place<'a>, AcquireError> {
+        let inner = self.leases.inner();
+        if self.want.until <= Instant::now() {
+            return Err(self.exhausted(false));
+        }
+        let bound = inner.queue.max_waiting;
+        let room = inner.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
+            (waiting < bound).then_some(waiting + 1)
+        });
+        if room.is_err() {
+            return Err(self.exhausted(true));
+        }
+        let mut line = lock(&self.station.line);
+        let (seq, seat) = line.join(self.queue(), Instant::now() + inner.lease.heartbeat);
+        self.station.queued.store(line.len(), Ordering::SeqCst);
+        drop(line);
+        inner.metrics.queue_depth().inc();
+        let place = Place { inner, station: self.station, seq, seat };
+        // Read after joining: who drains sets this first and empties the line after.
+        if inner.refusing.load(Ordering::SeqCst) { Err(AcquireError::ShuttingDown) } else { Ok(place) }
+    }
+}
+
+/// A place in line; dropping it passes its turn on.
+struct Place<'a> {
+    inner: &'a Arc<Inner>,
+    station: &'a Arc<Station>,
+    seq: Seq,
+    seat: Arc<Notify>,
+}
+
+impl Place<'_> {
+    fn refused(&self, blocked: &Blocked, retry_at: Instant) {
+        lock(&self.station.line).refused(self.seq, blocked.clone(), retry_at);
+    }
+
+    /// Leaves with a lease; while draining none may begin, and it is dropped.
+    fn granted(self, lease: Lease) -> Result<Lease, AcquireError> {
+        lock(&self.station.line).granted(self.seq, lease.key());
+        if self.inner.refusing.load(Ordering::SeqCst) { Err(AcquireError::ShuttingDown) } else { Ok(lease) }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut line = lock(&self.station.line);
+        line.leave(self.seq); // does nothing for one that left with a lease
+        self.station.queued.store(line.len(), Ordering::SeqCst);
+        drop(line);
+        self.inner.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.inner.metrics.queue_depth().dec();
+    }
+}
+
+fn ended(why: Ended) -> AcquireError {
+    match why {
+        Ended::Store(cause) => AcquireError::StoreUnavailable { cause },
+        Ended::Draining => AcquireError::ShuttingDown,
+    }
+}
+
+/// What a refusal means for the line; keys left to others count as full.
+fn blocked(refusal: &Refusal, mut barred: Vec<KeyId>) -> Blocked {
+    let full = refusal.reasons.iter().filter(|(_, reason)| matches!(reason, Reason::Full));
+    barred.extend(full.map(|(key, _)| key.clone()));
+    let cooling = |(_, reason): &(KeyId, Reason)| match reason {
+        Reason::Cooling(end) => Some(*end),
+        _ => None,
+    };
+    let end = refusal.cooldown_end.into_iter().chain(refusal.reasons.iter().filter_map(cooling)).min();
+    Blocked { full: barred, cooldown_end: end }
+}
+
+fn merge(into: &mut Refusal, more: Refusal) {
+    let earliest = |a: Option<_>, b: Option<_>| a.into_iter().chain(b).min();
+    into.reasons.extend(more.reasons);
+    into.cooldown_end = earliest(into.cooldown_end, more.cooldown_end);
+    into.lease_end = earliest(into.lease_end, more.lease_end);
+}

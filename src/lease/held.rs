@@ -1,0 +1,328 @@
+//! The lease in its holder's hand, and what it shares with the heartbeat.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use atomic_waker::AtomicWaker;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{Inner, Leases, Station, lock, settle};
+use crate::config::OnLost;
+use crate::model::{
+    AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, ModelName, Outcome, PoolName,
+};
+use crate::store::{Grant, Held, Release, Report};
+
+/// Why a lease ended before its holder was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// It could not be renewed before its local deadline.
+    Expired,
+    /// The store does not know it any more, or a person revoked it.
+    Revoked,
+    /// `lease.max_duration` is over.
+    TooLong,
+}
+
+const HELD: u8 = 0;
+const EXPIRED: u8 = 1;
+const REVOKED: u8 = 2;
+const TOO_LONG: u8 = 3;
+
+/// What a lease's holder and the heartbeat both look at.
+pub(super) struct Hold {
+    pub(super) id: LeaseId,
+    pub(super) key: KeyId,
+    pub(super) pool: PoolName,
+    pub(super) token: FencingToken,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) app: AppName,
+    pub(super) begun: Instant,
+    /// In ticks: when it ends unless renewed; `u64::MAX` for never.
+    pub(super) deadline: AtomicU64,
+    /// In ticks: when `lease.max_duration` is over; `u64::MAX` for never.
+    pub(super) end: u64,
+    /// What the holder has been told.
+    told: AtomicU8,
+    /// Lost or expired, whether the holder was told or runs on (`lease.on_lost`): not renewed again.
+    over: AtomicBool,
+    /// Somebody has begun to release it.
+    released: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Hold {
+    pub(super) fn new(
+        grant: &Grant,
+        id: LeaseId,
+        fingerprint: Fingerprint,
+        app: AppName,
+        begun: Instant,
+        deadline: u64,
+        end: u64,
+    ) -> Self {
+        Self {
+            id,
+            key: grant.key.clone(),
+            pool: grant.pool.clone(),
+            token: grant.token,
+            fingerprint,
+            app,
+            begun,
+            deadline: AtomicU64::new(deadline),
+            end,
+            told: AtomicU8::new(HELD),
+            over: AtomicBool::new(false),
+            released: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        }
+    }
+
+    /// Whether it is to be renewed.
+    pub(super) fn is_sound(&self) -> bool {
+        !self.over.load(Ordering::Acquire)
+    }
+
+    /// True for one caller only, who then sees to the release.
+    pub(super) fn take_release(&self) -> bool {
+        !self.released.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+
+    pub(super) fn release(&self, station: &Station) -> Release {
+        Release {
+            provider: station.provider.clone(),
+            lease: self.id,
+            key: self.key.clone(),
+            pool: self.pool.clone(),
+        }
+    }
+
+    pub(super) fn as_held(&self) -> Held {
+        Held {
+            lease: self.id,
+            key: self.key.clone(),
+            pool: self.pool.clone(),
+            fingerprint: self.fingerprint,
+            token: self.token,
+            app: self.app.clone(),
+        }
+    }
+
+    /// When the heartbeat must look at it next, in ticks.
+    pub(super) fn due(&self) -> u64 {
+        if self.told.load(Ordering::Acquire) != HELD {
+            u64::MAX
+        } else if self.is_sound() {
+            self.deadline.load(Ordering::Acquire).min(self.end)
+        } else {
+            self.end
+        }
+    }
+
+    /// Ends it if one of its times has passed.
+    pub(super) fn check(&self, inner: &Inner, now: u64) {
+        if now >= self.end {
+            self.tell(TOO_LONG);
+        }
+        if self.is_sound() && now >= self.deadline.load(Ordering::Acquire) {
+            self.give_up(inner, EXPIRED);
+        }
+    }
+
+    /// The store does not know it any more.
+    pub(super) fn lost(&self, inner: &Inner) {
+        self.give_up(inner, REVOKED);
+    }
+
+    /// A person took it away: it ends, whatever `lease.on_lost` says.
+    pub(super) fn revoked_by_hand(&self, inner: &Inner) {
+        if !self.over.swap(true, Ordering::AcqRel) {
+            inner.metrics.lost();
+        }
+        self.tell(REVOKED);
+    }
+
+    fn give_up(&self, inner: &Inner, why: u8) {
+        if self.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        inner.metrics.lost();
+        if why == EXPIRED {
+            inner.metrics.expired();
+        }
+        if inner.lease.on_lost == OnLost::Abort {
+            self.tell(why);
+        }
+    }
+
+    fn tell(&self, why: u8) {
+        // The first reason stays.
+        let _ = self.told.compare_exchange(HELD, why, Ordering::AcqRel, Ordering::Acquire);
+        self.waker.wake();
+    }
+
+    fn told(&self) -> Option<Lost> {
+        match self.told.load(Ordering::Acquire) {
+            EXPIRED => Some(Lost::Expired),
+            REVOKED => Some(Lost::Revoked),
+            TOO_LONG => Some(Lost::TooLong),
+            _ => None,
+        }
+    }
+}
+
+/// The right to one slot of one key. Dropping it releases the slot, exactly once and after its report.
+pub struct Lease {
+    leases: Leases,
+    station: Arc<Station>,
+    hold: Arc<Hold>,
+    active: Gauge,
+    probe: bool,
+    wants_success: bool,
+    waited: Duration,
+    reported: bool,
+    /// Resolves when the report is done with.
+    reporting: Option<oneshot::Receiver<()>>,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease")
+            .field("id", &self.hold.id)
+            .field("key", &self.hold.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// Registers the grant, so that it is renewed from now on.
+    pub(super) fn begin(
+        leases: &Leases,
+        station: &Arc<Station>,
+        hold: Hold,
+        grant: &Grant,
+        waited: Duration,
+    ) -> Self {
+        let inner = leases.inner();
+        let hold = Arc::new(hold);
+        let (active, due) = lock(&station.beat).add(inner, station, &hold, &grant.epoch);
+        active.inc();
+        inner.live.fetch_add(1, Ordering::Relaxed);
+        if due < inner.due.load(Ordering::Acquire) {
+            inner.nudge.notify_one();
+        }
+        Self {
+            leases: leases.clone(),
+            station: Arc::clone(station),
+            hold,
+            active,
+            probe: grant.probe,
+            wants_success: grant.wants_success,
+            waited,
+            reported: false,
+            reporting: None,
+        }
+    }
+
+    /// Its id, as the store and people see it.
+    pub fn id(&self) -> LeaseId {
+        self.hold.id
+    }
+
+    /// The key whose slot it is.
+    pub fn key(&self) -> &KeyId {
+        &self.hold.key
+    }
+
+    /// The pool the key was found in.
+    pub fn pool(&self) -> &PoolName {
+        &self.hold.pool
+    }
+
+    /// Rises with each lease of the provider.
+    pub fn token(&self) -> FencingToken {
+        self.hold.token
+    }
+
+    /// Whether it is the one lease of a subject on probation.
+    pub fn probe(&self) -> bool {
+        self.probe
+    }
+
+    /// From the wish to the grant.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Says what the answer told about the key. The first call counts. It begins at once and off the
+    /// caller's path; the release in `Drop` happens after it. What has no effect is not sent: a success
+    /// that clears nothing, and (but for a probe) the caller's mistakes, cancellations and broken networks.
+    pub fn report(&mut self, outcome: Outcome, model: Option<&ModelName>, group: Option<&GroupName>) {
+        if std::mem::replace(&mut self.reported, true) {
+            return;
+        }
+        let has_effect = match outcome.class {
+            Class::Success => self.wants_success,
+            Class::Caller | Class::Cancelled | Class::Network => false,
+            _ => true,
+        };
+        if !(has_effect || self.probe) {
+            return;
+        }
+        let report = Report {
+            provider: self.station.provider.clone(),
+            key: self.hold.key.clone(),
+            group: group.cloned(),
+            lease: self.hold.id,
+            token: self.hold.token,
+            fingerprint: self.hold.fingerprint,
+            model: model.cloned(),
+            outcome,
+        };
+        self.reporting = settle::report(self.leases.inner(), report);
+    }
+
+    /// Ready once the lease may not be used any more; pending for ever where it runs on
+    /// (`lease.on_lost = "finish"`, save for a person's revocation and `lease.max_duration`).
+    ///
+    /// Cheap enough for every body chunk. It looks at the local deadline itself, so that a process that
+    /// was stopped for longer than the TTL passes on no byte when it goes on. One waker at a time: the
+    /// last poll's task is woken.
+    pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<Lost> {
+        let inner = self.leases.inner();
+        self.hold.check(inner, inner.ticks(Instant::now()));
+        if let Some(lost) = self.hold.told() {
+            return Poll::Ready(lost);
+        }
+        self.hold.waker.register(cx.waker());
+        self.hold.told().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// [`Lease::poll_lost`] as a future. Cancel safe.
+    pub async fn lost(&self) -> Lost {
+        poll_fn(|cx| self.poll_lost(cx)).await
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // Off the registry first: no renewal may name what is being released.
+        lock(&self.station.beat).remove(self.hold.id);
+        self.active.dec();
+        self.station.held_for(self.hold.begun.elapsed());
+        if self.hold.take_release() {
+            self.leases.inner().live.fetch_sub(1, Ordering::Relaxed);
+            let release = self.hold.release(&self.station);
+            settle::release(self.leases.inner(), &self.station, release, self.reporting.take());
+        }
+    }
+}
