@@ -269,6 +269,8 @@ fn take_in(
         match answer {
             RenewAnswer::Renewed(_) => hold.deadline.store(deadline, Ordering::Release),
             RenewAnswer::Lost if moved && !round.reassert => {}
+            // Its release overtook the renewal: nobody holds it any more.
+            RenewAnswer::Lost if hold.is_released() => {}
             RenewAnswer::Lost => hold.lost(inner),
             RenewAnswer::Late => saw.late = true,
         }

@@ -678,6 +678,21 @@ async fn a_lease_the_store_does_not_know_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_whose_release_overtakes_its_renewal_is_not_counted_as_lost() {
+    let bench = Bench::new(&[("k1", 1)]);
+    let lease = bench.get(&["k1"]).await;
+    sleep(HEARTBEAT - MOMENT).await;
+    // when the renewal has its effect a moment after the release had its own
+    bench.set(|state| state.latency = MOMENT * 2);
+    sleep(MOMENT * 2).await;
+    bench.set(|state| state.latency = Duration::ZERO);
+    drop(lease);
+    sleep(MOMENT * 5).await;
+    assert_eq!((bench.store.logged("release").len(), bench.store.logged("renew").len()), (1, 1));
+    assert!(bench.counts("lessor_lease_lost_total", 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_revoked_lease_is_lost_at_once() {
     let bench = Bench::new(&[("k1", 2)]);
     let (lease, other) = (bench.get(&["k1"]).await, bench.get(&["k1"]).await);
