@@ -1,21 +1,25 @@
 //! What the process says about itself: one line per request, and never a secret, a body or a query.
 //!
-//! Lines go to stderr, readable on a terminal and JSON elsewhere. They are written whole by the thread
-//! that has something to say. A reader of stderr that stands still therefore holds up those threads
-//! once the pipe (64 KiB) is full: lines are not dropped. At the default level a request writes one
-//! line, at its end, when nothing of it is left to do.
+//! Lines go to stderr, readable on a terminal and JSON elsewhere, by a thread of their own: a reader of
+//! stderr that stands still holds nobody up. Lines beyond [`QUEUE`] that it has not taken are dropped.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::panic::PanicHookInfo;
 use std::time::Duration;
 
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 use crate::model::{AppName, KeyId, LeaseId, Mode, PoolName, ProviderName};
 
+/// Lines that may wait for stderr's reader.
+const QUEUE: usize = 16 * 1024;
+
 /// Starts logging to stderr: JSON or not as said, else by whether stderr is a terminal. `RUST_LOG`
 /// chooses what is logged (`info` unless set). A second call changes nothing.
-pub fn init(json: Option<bool>) {
+///
+/// What is given must live until the process ends: dropping it writes what is still queued.
+pub fn init(json: Option<bool>) -> WorkerGuard {
     let terminal = std::io::stderr().is_terminal();
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.trim().is_empty());
     let (filter, refused) = match asked.as_deref().map(str::parse::<EnvFilter>) {
@@ -23,7 +27,9 @@ pub fn init(json: Option<bool>) {
         Some(Ok(filter)) => (filter, None),
         Some(Err(cause)) => (EnvFilter::new("info"), Some(cause)),
     };
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let (writer, guard) =
+        NonBlockingBuilder::default().buffered_lines_limit(QUEUE).lossy(true).finish(std::io::stderr());
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let started = if json.unwrap_or(!terminal) {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     } else {
@@ -32,6 +38,7 @@ pub fn init(json: Option<bool>) {
     if let (Ok(()), Some(cause)) = (started, refused) {
         tracing::warn!(%cause, "RUST_LOG cannot be read; logging at info");
     }
+    guard
 }
 
 /// From now on a panic logs its place and its thread, and not its payload, which may hold anything.

@@ -39,7 +39,8 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
         Err(error) => return refuse(&error.to_string(), Exit::Usage),
     };
     let json = cli.options.json || !std::io::stderr().is_terminal();
-    logs::init(Some(json));
+    // Held to the end: dropping it writes what is still queued.
+    let _lines = logs::init(Some(json));
     logs::hide_panic_payloads();
     for line in left {
         tracing::warn!("{line}");

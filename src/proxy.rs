@@ -103,7 +103,7 @@ impl Serve for Proxy {
         let shape =
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         match rooms.walk(head, body, &conn, &mut trace).await {
-            Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, trace),
+            Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, &conn, trace),
             Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, trace),
             Err(fault) => {
                 let answer = answers::answer(&fault, shape, trace.mode());
@@ -122,7 +122,9 @@ impl Rooms {
         conn: &Conn,
         trace: &mut Trace,
     ) -> Result<Served, Fault> {
-        let saw_length = head.extensions.get::<HeadFacts>().is_some_and(|facts| facts.saw_length);
+        let facts = head.extensions.get::<HeadFacts>().copied();
+        // Unscanned is as good as seen: a chunked request whose head nobody looked at is not repaired.
+        let saw_length = facts.is_some_and(|facts| facts.saw_length || !facts.scanned);
         let local = match conn.peer() {
             Peer::Tcp { local, .. } => Some(local),
             Peer::Unix { .. } => None,
@@ -135,7 +137,7 @@ impl Rooms {
             Plan::Pass { target, app } => {
                 trace.of(&app, None);
                 let request = outgoing::for_other_host(head, target, self.routes.apps());
-                let body = Replay::new(body, 0, &self.budget, self.config.timeouts.body_idle);
+                let body = self.body(body, 0);
                 let answer =
                     self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
                 Ok(Served::Proxied(Box::new(Reply::unread(answer)), None))
@@ -158,7 +160,7 @@ impl Rooms {
         trace: &mut Trace,
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
-        let body = Replay::new(body, retry.max_body, &self.budget, self.config.timeouts.body_idle);
+        let body = self.body(body, retry.max_body);
         let model = read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?;
         let mut fitting = route.keys.fitting(&route.pool, &model, route.pinned.as_ref());
         if fitting.is_empty() {
@@ -166,7 +168,7 @@ impl Rooms {
         }
         let until = tokio::time::Instant::now() + route.max_wait;
         let expects = head.headers.contains_key(EXPECT);
-        let outgoing = Outgoing::new(head, route);
+        let outgoing = Outgoing::new(head, route, self.routes.apps());
         let mut kept: Option<Box<Reply>> = None;
         loop {
             let want = (&fitting, &model, until);
@@ -206,6 +208,11 @@ impl Rooms {
             self.metrics.failover(outcome.class);
             kept = Some(reply);
         }
+    }
+
+    /// A request's body, kept up to `max` bytes for another send.
+    fn body(&self, incoming: Incoming, max: usize) -> Replay {
+        Replay::new(incoming, max, &self.budget, self.config.timeouts.body_idle, outgoing::strip_trailers)
     }
 
     /// Waits for a slot, up to the request's `until`. Meanwhile the body is read on into the replay
@@ -281,15 +288,25 @@ impl Rooms {
     }
 
     /// The answer's head now, its body as it comes.
-    fn stream(&self, reply: Reply, in_use: Option<InUse>, mut trace: Trace) -> Response<AnswerBody> {
+    fn stream(
+        &self,
+        reply: Reply,
+        in_use: Option<InUse>,
+        conn: &Conn,
+        mut trace: Trace,
+    ) -> Response<AnswerBody> {
+        if let Some(in_use) = &in_use {
+            let watch = in_use.lease.watch();
+            conn.cut_when(Box::new(move |cx| watch.poll_lost(cx).map(|_why| ())));
+        }
         let class = reply.outcome().class.as_str();
-        let (mut head, ahead, rest) = reply.into_parts();
+        let (mut head, ahead, rest, secret) = reply.into_parts();
         head.version = Version::HTTP_11;
         trace.answered(head.status.as_u16(), class);
         if self.config.listen.response_headers && trace.attempts() > 0 {
             head.headers.insert("x-lessor-attempts", trace.attempts().into());
         }
-        let ticket = Ticket::new(in_use, trace);
+        let ticket = Ticket::new(in_use, trace, secret);
         let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
         Response::from_parts(head, AnswerBody::Proxied(body))
     }

@@ -47,7 +47,9 @@ impl Denied {
         };
         let own = self.own.iter().any(|own| {
             own.port() == at.port()
-                && (own.ip() == ip || ip.is_unspecified() || (own.ip().is_unspecified() && ip.is_loopback()))
+                && (own.ip() == ip
+                    || ip.is_unspecified()
+                    || (own.ip().is_unspecified() && is_this_machine(ip)))
         });
         let inside = self.nets.iter().any(|net| net.contains(&ip));
         if own || inside || ip.is_unspecified() || (self.loopback && ip.is_loopback()) {
@@ -55,6 +57,11 @@ impl Denied {
         }
         Ok(())
     }
+}
+
+/// Whether an address is one of this machine's: only those can be bound.
+fn is_this_machine(ip: IpAddr) -> bool {
+    ip.is_loopback() || std::net::UdpSocket::bind((ip, 0)).is_ok()
 }
 
 /// The system's resolver, with the check behind it. All of a name's addresses must be allowed ones:

@@ -1,5 +1,6 @@
 //! An answer's body on its way to the client, holding what must be held until its last byte.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -49,9 +50,13 @@ pub enum Broken {
     Cut,
 }
 
+/// Frames that were read ahead of where a body is passed on, and the error that ended them, if one did:
+/// hyper tells it once only.
+pub type Ahead = VecDeque<Result<Frame<Bytes>, hyper::Error>>;
+
 /// The body. First what was read ahead of it, then the rest as it comes, chunk by chunk.
 pub struct Held<G: Guard> {
-    ahead: Option<Bytes>,
+    ahead: VecDeque<Result<Frame<Bytes>, hyper::Error>>,
     inner: Option<Incoming>,
     guard: Option<G>,
     idle: Duration,
@@ -60,16 +65,9 @@ pub struct Held<G: Guard> {
 }
 
 impl<G: Guard> Held<G> {
-    /// `ahead` was read off `inner` already. `inner` is `None` where it ended there.
-    pub fn new(ahead: Option<Bytes>, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
-        let mut held = Self {
-            ahead: ahead.filter(|ahead| !ahead.is_empty()),
-            inner,
-            guard: Some(guard),
-            idle,
-            last: Instant::now(),
-            timer: None,
-        };
+    /// `ahead` was read off `inner` already, an error included. `inner` is `None` where it ended there.
+    pub fn new(ahead: Ahead, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
+        let mut held = Self { ahead, inner, guard: Some(guard), idle, last: Instant::now(), timer: None };
         if held.is_over() {
             held.end(Ending::Complete);
         }
@@ -77,7 +75,7 @@ impl<G: Guard> Held<G> {
     }
 
     fn is_over(&self) -> bool {
-        self.ahead.is_none() && self.inner.as_ref().is_none_or(Body::is_end_stream)
+        self.ahead.is_empty() && self.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn end(&mut self, how: Ending) {
@@ -122,14 +120,12 @@ impl<G: Guard> Body for Held<G> {
             this.end(Ending::Cut);
             return Poll::Ready(Some(Err(Broken::Cut)));
         }
-        if let Some(ahead) = this.ahead.take() {
-            if this.is_over() {
-                this.end(Ending::Complete);
-            }
-            return Poll::Ready(Some(Ok(Frame::data(ahead))));
-        }
-        let Some(inner) = &mut this.inner else { return Poll::Ready(None) };
-        match Pin::new(inner).poll_frame(cx) {
+        let polled = match (this.ahead.pop_front(), &mut this.inner) {
+            (Some(frame), _) => Poll::Ready(Some(frame)),
+            (None, Some(inner)) => Pin::new(inner).poll_frame(cx),
+            (None, None) => Poll::Ready(None),
+        };
+        match polled {
             Poll::Ready(Some(Ok(mut frame))) => {
                 this.last = Instant::now();
                 if let (Some(trailers), Some(guard)) = (frame.trailers_mut(), &mut this.guard) {
@@ -165,17 +161,17 @@ impl<G: Guard> Body for Held<G> {
 
     fn size_hint(&self) -> SizeHint {
         let rest = self.inner.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
-        match &self.ahead {
-            None => rest,
-            Some(ahead) => {
-                let mut hint = SizeHint::new();
-                hint.set_lower(rest.lower() + ahead.len() as u64);
-                if let Some(upper) = rest.upper() {
-                    hint.set_upper(upper + ahead.len() as u64);
-                }
-                hint
-            }
+        if self.ahead.is_empty() {
+            return rest;
         }
+        let ahead =
+            self.ahead.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>() as u64;
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower() + ahead);
+        if let Some(upper) = rest.upper().filter(|_| self.ahead.iter().all(Result::is_ok)) {
+            hint.set_upper(upper + ahead);
+        }
+        hint
     }
 }
 

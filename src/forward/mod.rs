@@ -30,7 +30,7 @@ pub mod tls;
 pub mod tunnel;
 
 use dial::{Bounded, BoxError, ConnectTimeout, Denied, Dialer, NotAllowed, Reach, caused_by};
-use replay::{Replay, ReplayBody};
+use replay::{Quiet, Replay, ReplayBody};
 
 /// How long an idle connection to a provider is kept: below what providers' balancers keep, since a
 /// POST on a connection that is just being closed fails and may not be repeated.
@@ -41,6 +41,9 @@ const POOL_SIZE: usize = 256;
 
 /// The largest head of an answer.
 const MAX_ANSWER_HEAD: usize = 256 * 1024;
+
+/// The most header lines of an answer.
+const MAX_ANSWER_HEADERS: usize = 256;
 
 /// Why no answer came.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +77,10 @@ pub enum SendError {
         #[source]
         cause: BoxError,
     },
-    /// No head in time.
-    #[error("{host} did not answer within {after:?} (timeouts.first_byte)")]
+    /// No head in time, or the request's body was not taken in time.
+    #[error(
+        "{host} did not answer, or take the request's body on, within {after:?} (timeouts.first_byte, timeouts.body_idle)"
+    )]
     Timeout {
         /// The host.
         host: String,
@@ -174,17 +179,22 @@ impl Upstreams {
         host: String,
         body: &Replay,
     ) -> Result<Response<Incoming>, SendError> {
-        let bound = self.timeouts.first_byte;
         tokio::pin!(sending);
-        let mut wait = bound;
+        let begun = tokio::time::Instant::now();
+        let mut wait = self.timeouts.body_idle.min(self.timeouts.first_byte);
         let answer = loop {
-            match tokio::time::timeout(wait, &mut sending).await {
-                Ok(answer) => break answer,
-                // An upload that is still moving is not a provider that is silent.
-                Err(_) => match bound.checked_sub(body.quiet_for()).filter(|left| !left.is_zero()) {
-                    Some(left) => wait = left,
-                    None => return Err(SendError::Timeout { host, after: bound }),
-                },
+            if let Ok(answer) = tokio::time::timeout(wait, &mut sending).await {
+                break answer;
+            }
+            // A provider may think long before it answers, but not before it takes the request.
+            let (quiet, after) = match body.quiet() {
+                Quiet::Sent(quiet) => (quiet, self.timeouts.first_byte),
+                Quiet::Untaken(quiet) => (quiet, self.timeouts.body_idle),
+                Quiet::Client => (Duration::ZERO, self.timeouts.body_idle),
+            };
+            match after.checked_sub(quiet.min(begun.elapsed())).filter(|left| !left.is_zero()) {
+                Some(left) => wait = left,
+                None => return Err(SendError::Timeout { host, after }),
             }
         };
         let mut answer = answer.map_err(|error| self.classify(error, host.clone(), body))?;
@@ -240,7 +250,8 @@ fn builder() -> hyper_util::client::legacy::Builder {
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(POOL_IDLE)
         .pool_max_idle_per_host(POOL_SIZE)
-        .http1_max_buf_size(MAX_ANSWER_HEAD);
+        .http1_max_buf_size(MAX_ANSWER_HEAD)
+        .http1_max_headers(MAX_ANSWER_HEADERS);
     builder
 }
 

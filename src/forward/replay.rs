@@ -17,6 +17,9 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
+/// What keeping one more chunk costs beside its bytes.
+const CHUNK_COST: usize = 64;
+
 /// Bytes kept by all requests together.
 #[derive(Debug, Clone)]
 pub struct Budget {
@@ -53,6 +56,17 @@ pub enum BodyFault {
     Idle,
 }
 
+/// Why nothing of a body moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quiet {
+    /// It is all sent, for so long.
+    Sent(Duration),
+    /// The client is waited for; the body's own time runs.
+    Client,
+    /// The provider has taken none of it for so long.
+    Untaken(Duration),
+}
+
 /// A request's body, to be sent once or several times.
 #[derive(Debug)]
 pub struct Replay(Option<Arc<Mutex<Source>>>);
@@ -63,6 +77,9 @@ struct Source {
     chunks: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
     kept: usize,
+    /// What was taken of the budget: the bytes, and what keeping each chunk costs.
+    charged: usize,
+    strip: fn(&mut HeaderMap),
     max: usize,
     budget: Budget,
     /// Everything read so far is in `chunks`.
@@ -79,7 +96,15 @@ struct Source {
 
 impl Replay {
     /// A body that is kept up to `max` bytes, within `budget`, and may pause for `idle`.
-    pub fn new(incoming: Incoming, max: usize, budget: &Budget, idle: Duration) -> Self {
+    ///
+    /// `strip` takes out of its trailers what must not leave.
+    pub fn new(
+        incoming: Incoming,
+        max: usize,
+        budget: &Budget,
+        idle: Duration,
+        strip: fn(&mut HeaderMap),
+    ) -> Self {
         if incoming.is_end_stream() {
             return Self(None);
         }
@@ -91,6 +116,8 @@ impl Replay {
             chunks: VecDeque::new(),
             trailers: None,
             kept: 0,
+            charged: 0,
+            strip,
             max,
             budget: budget.clone(),
             keeping,
@@ -133,9 +160,14 @@ impl Replay {
         self.source().and_then(|source| source.fault)
     }
 
-    /// How long ago something last came from the client, or its body ended.
-    pub fn quiet_for(&self) -> Duration {
-        self.source().map_or(Duration::MAX, |source| source.progress.elapsed())
+    /// Who is waited for, and how long ago something of the body last moved on.
+    pub fn quiet(&self) -> Quiet {
+        match self.source() {
+            None => Quiet::Sent(Duration::MAX),
+            Some(source) if source.ended => Quiet::Sent(source.progress.elapsed()),
+            Some(source) if source.timer.is_some() => Quiet::Client,
+            Some(source) => Quiet::Untaken(source.progress.elapsed()),
+        }
     }
 
     /// Reads ahead into the buffer until `enough` says so (it sees every chunk once, from the first), the
@@ -182,7 +214,12 @@ impl Source {
                 self.timer = None;
                 match frame.into_data() {
                     Ok(data) => self.take_in(data),
-                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                    Err(frame) => {
+                        self.trailers = frame.into_trailers().ok();
+                        if let Some(trailers) = &mut self.trailers {
+                            (self.strip)(trailers);
+                        }
+                    }
                 }
                 self.ended |= self.incoming.is_end_stream();
                 Poll::Ready(())
@@ -210,9 +247,12 @@ impl Source {
 
     fn take_in(&mut self, data: Bytes) {
         if self.keeping {
-            let fits = self.kept + data.len() <= self.max && self.budget.take(data.len());
-            if fits {
-                self.kept += data.len();
+            let (kept, cost) = (self.kept + data.len(), data.len() + CHUNK_COST);
+            // A body of tiny chunks costs many times its bytes; it is kept as long as that stays in bounds.
+            let tiny = self.chunks.len() * CHUNK_COST > self.max;
+            if kept <= self.max && !tiny && self.budget.take(cost) {
+                self.kept = kept;
+                self.charged += cost;
             } else {
                 self.stop_keeping();
             }
@@ -222,13 +262,14 @@ impl Source {
 
     fn stop_keeping(&mut self) {
         self.keeping = false;
-        self.budget.give_back(std::mem::take(&mut self.kept));
+        self.kept = 0;
+        self.budget.give_back(std::mem::take(&mut self.charged));
     }
 }
 
 impl Drop for Source {
     fn drop(&mut self) {
-        self.budget.give_back(self.kept);
+        self.budget.give_back(self.charged);
     }
 }
 

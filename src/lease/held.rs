@@ -170,6 +170,15 @@ impl Hold {
         self.waker.wake();
     }
 
+    fn poll_lost(&self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Lost> {
+        self.check(inner, inner.ticks(Instant::now()));
+        if let Some(lost) = self.told() {
+            return Poll::Ready(lost);
+        }
+        self.waker.register(cx.waker());
+        self.told().map_or(Poll::Pending, Poll::Ready)
+    }
+
     fn told(&self) -> Option<Lost> {
         match self.told.load(Ordering::Acquire) {
             EXPIRED => Some(Lost::Expired),
@@ -177,6 +186,22 @@ impl Hold {
             TOO_LONG => Some(Lost::TooLong),
             _ => None,
         }
+    }
+}
+
+/// Tells whether a lease is lost, without holding it: for whoever must act while the holder cannot.
+pub struct Watch {
+    leases: Leases,
+    hold: Arc<Hold>,
+}
+
+impl Watch {
+    /// As [`Lease::poll_lost`]; both must be polled by one task, for one waker is kept.
+    pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<Lost> {
+        if self.hold.is_released() {
+            return Poll::Pending;
+        }
+        self.hold.poll_lost(self.leases.inner(), cx)
     }
 }
 
@@ -298,13 +323,12 @@ impl Lease {
     /// was stopped for longer than the TTL passes on no byte when it goes on. One waker at a time: the
     /// last poll's task is woken.
     pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<Lost> {
-        let inner = self.leases.inner();
-        self.hold.check(inner, inner.ticks(Instant::now()));
-        if let Some(lost) = self.hold.told() {
-            return Poll::Ready(lost);
-        }
-        self.hold.waker.register(cx.waker());
-        self.hold.told().map_or(Poll::Pending, Poll::Ready)
+        self.hold.poll_lost(self.leases.inner(), cx)
+    }
+
+    /// A look at it for somebody else than its holder.
+    pub fn watch(&self) -> Watch {
+        Watch { leases: self.leases.clone(), hold: Arc::clone(&self.hold) }
     }
 
     /// [`Lease::poll_lost`] as a future. Cancel safe.

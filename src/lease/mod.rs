@@ -50,7 +50,7 @@ mod fake;
 mod tests;
 
 pub use acquire::{AcquireError, Want};
-pub use held::{Lease, Lost};
+pub use held::{Lease, Lost, Watch};
 
 use heartbeat::Beat;
 use line::{Ended, Line};

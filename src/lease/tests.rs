@@ -681,7 +681,7 @@ async fn a_lease_the_store_does_not_know_is_lost() {
 async fn a_lease_whose_release_overtakes_its_renewal_is_not_counted_as_lost() {
     let bench = Bench::new(&[("k1", 1)]);
     let lease = bench.get(&["k1"]).await;
-    sleep(HEARTBEAT - MOMENT).await;
+    sleep(HEARTBEAT.saturating_sub(MOMENT)).await;
     // when the renewal has its effect a moment after the release had its own
     bench.set(|state| state.latency = MOMENT * 2);
     sleep(MOMENT * 2).await;

@@ -69,10 +69,9 @@ impl HeadScan {
 /// If `bytes` is one of hyper's bare error answers, the same status in lessor's words.
 pub(super) fn own_error_answer(bytes: &[u8]) -> Option<Vec<u8>> {
     let status = bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
-    let bare = bytes.ends_with(b"\r\n\r\n")
-        && memchr::memmem::find(bytes, b"\r\ncontent-length: 0\r\n").is_some()
-        && bytes.len() < 160;
-    if !bare {
+    // To the byte what hyper writes, so that no provider's answer is taken for it.
+    let end = memchr::memchr(b'\n', bytes)?;
+    if &bytes[end + 1..] != b"connection: close\r\ncontent-length: 0\r\n\r\n" {
         return None;
     }
     let (line, code, kind, message) = match status {

@@ -33,6 +33,7 @@ use crate::config::{Address, Limits, Timeouts};
 mod head;
 mod socket;
 
+pub use socket::CutWatch;
 use socket::{Io, Phase, Signals, Socket};
 
 /// How long accepting rests after it failed (out of descriptors, mostly).
@@ -194,19 +195,20 @@ impl Conn {
         self.peer
     }
 
-    /// Whether the head of the request now served had a `content-length` line, even where hyper
-    /// dropped it.
-    fn begin(&self) -> bool {
-        self.signals.enter(Phase::Busy);
-        self.signals.take_saw_length()
+    /// Until the answer now begun has ended, the connection is cut when `watch` is ready. It is asked
+    /// beside hyper, since hyper does not look at a body while the client takes none of it.
+    pub fn cut_when(&self, watch: CutWatch) {
+        self.signals.cut_when(Some(watch));
     }
 }
 
 /// What hyper cannot say about a request; in its extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadFacts {
-    /// The head had a `content-length` line.
+    /// The head had a `content-length` line, even where hyper dropped it.
     pub saw_length: bool,
+    /// The whole head was looked at; else it lay in hyper's buffer behind another request.
+    pub scanned: bool,
 }
 
 /// Answers one request of a connection.
@@ -401,13 +403,14 @@ async fn serve_one<S: Serve>(
     let socket = Arc::new(socket);
     let io = TokioIo::new(Io::new(socket.clone(), conn.signals.clone()));
     let signals = conn.signals.clone();
+    let signals_of = conn.signals.clone();
     let answer = service_fn(move |mut request: Request<Incoming>| {
         let conn = conn.clone();
         let service = service.clone();
-        let saw_length = conn.begin();
+        let facts = signals_of.begin(request.body().is_end_stream());
         async move {
             let old = request.version() == Version::HTTP_10;
-            request.extensions_mut().insert(HeadFacts { saw_length });
+            request.extensions_mut().insert(facts);
             let signals = conn.signals.clone();
             let connect = request.method() == Method::CONNECT;
             let response = service.serve(request, conn).await;
@@ -430,6 +433,10 @@ async fn serve_one<S: Serve>(
         if gone.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ended::Gone);
         }
+        if signals.poll_cut(cx).is_ready() {
+            signals.close_by_reset();
+            return Poll::Ready(Ended::TooSlow);
+        }
         if !drained && draining.as_mut().poll(cx).is_ready() {
             drained = true;
             serving.as_mut().graceful_shutdown();
@@ -441,11 +448,12 @@ async fn serve_one<S: Serve>(
             // Nothing was ever asked here, and hyper would wait for a first request.
             return Poll::Ready(Ended::Gone);
         }
-        pace.poll_too_slow(signals.phase(), cx).map(|()| Ended::TooSlow)
+        pace.poll_too_slow(signals.phase(), signals.stalled_since(), cx).map(|()| Ended::TooSlow)
     })
     .await;
     match ended {
         Ended::Served if !signals.is_handed_over() && !signals.closes_by_reset() => socket.linger().await,
+        Ended::TooSlow if signals.phase() == Phase::Busy => signals.close_by_reset(),
         Ended::TooSlow if signals.phase() == Phase::Head => {
             socket.last_word(&head::too_slow());
             socket.linger().await;
@@ -459,6 +467,8 @@ struct Pace {
     timeouts: Timeouts,
     phase: Phase,
     since: Instant,
+    /// Since when the client takes nothing of its answer.
+    stalled: Option<Instant>,
     /// No request has been served yet: then the first byte is due within `header`, too.
     fresh: bool,
     timer: Pin<Box<tokio::time::Sleep>>,
@@ -468,11 +478,12 @@ impl Pace {
     fn new(timeouts: Timeouts) -> Self {
         let since = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(since + timeouts.header));
-        Self { timeouts, phase: Phase::Idle, since, fresh: true, timer }
+        Self { timeouts, phase: Phase::Idle, since, stalled: None, fresh: true, timer }
     }
 
     /// Ready when the time of this phase is over.
-    fn poll_too_slow(&mut self, phase: Phase, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_too_slow(&mut self, phase: Phase, stalled: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
+        self.stalled = stalled;
         if phase != self.phase {
             self.fresh &= phase == Phase::Head;
             // The first head's time runs from the accept, not from its first byte.
@@ -480,32 +491,31 @@ impl Pace {
                 self.since = Instant::now();
             }
             self.phase = phase;
-            if phase != Phase::Busy && self.due() < self.timer.deadline() {
-                let due = self.due();
-                self.timer.as_mut().reset(due);
-            }
+        }
+        if let Some(due) = self.due().filter(|due| *due < self.timer.deadline()) {
+            self.timer.as_mut().reset(due);
         }
         loop {
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            let due = self.due();
-            if self.phase != Phase::Busy && due <= Instant::now() {
-                return Poll::Ready(());
+            match self.due() {
+                Some(due) if due <= Instant::now() => return Poll::Ready(()),
+                Some(due) => self.timer.as_mut().reset(due),
+                // Nothing is due; look again after a while, or when something changes.
+                None => self.timer.as_mut().reset(Instant::now() + self.timeouts.keep_alive),
             }
-            // Busy: nothing is due; look again after a while, or when the phase changes.
-            let again =
-                if self.phase == Phase::Busy { Instant::now() + self.timeouts.keep_alive } else { due };
-            self.timer.as_mut().reset(again);
         }
     }
 
-    fn due(&self) -> Instant {
-        let limit = match self.phase {
-            Phase::Idle if !self.fresh => self.timeouts.keep_alive,
-            _ => self.timeouts.header,
-        };
-        self.since + limit
+    /// When this phase has taken too long. A request is bounded by its own timeouts, but for a client that
+    /// takes nothing of its answer.
+    fn due(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Busy => self.stalled.map(|since| since + self.timeouts.idle),
+            Phase::Idle if !self.fresh => Some(self.since + self.timeouts.keep_alive),
+            _ => Some(self.since + self.timeouts.header),
+        }
     }
 }
 
@@ -522,7 +532,7 @@ pin_project_lite::pin_project! {
 
     impl<B> PinnedDrop for Answered<B> {
         fn drop(this: Pin<&mut Self>) {
-            this.project().signals.enter(Phase::Idle);
+            this.project().signals.finish();
         }
     }
 }

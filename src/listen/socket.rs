@@ -6,13 +6,17 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
+use tokio::time::Instant;
+
+use super::HeadFacts;
 use super::head::HeadScan;
 
 /// How long a connection that lessor ends is read on, see [`Socket::linger`].
@@ -82,6 +86,8 @@ impl Socket {
     /// bytes unread resets the connection, and the reset can overtake the answer that was just written
     /// (an early answer to an upload, say).
     pub(super) async fn linger(&self) {
+        // hyper ends what it writes only where all went well; the peer must see the end now in any case.
+        let _ = self.shutdown_write();
         let mut scratch = vec![0; 16 * 1024];
         let reading = async {
             loop {
@@ -116,16 +122,33 @@ pub(super) enum Phase {
     Busy = 2,
 }
 
+/// Asked whether what is being answered must be cut now; registers the waker it is given.
+pub type CutWatch = Box<dyn FnMut(&mut Context<'_>) -> Poll<()> + Send>;
+
 /// What the reading side, the service and the watcher of one connection tell each other.
-#[derive(Debug)]
 pub(super) struct Signals {
     phase: AtomicU8,
     /// The head just read carried a `content-length` line, whatever hyper made of it.
     saw_length: AtomicBool,
+    /// The client takes no bytes: since when, in ms after `born`, plus one; 0 while it does.
+    stalled: AtomicU64,
+    born: Instant,
+    /// Bytes came while a request without a body was served: the next head may lie in hyper's buffer,
+    /// unseen by the scan.
+    unseen: AtomicBool,
+    bodyless: AtomicBool,
+    /// Asked beside hyper, which does not look at a body while the client takes none of it.
+    cut: Mutex<Option<CutWatch>>,
     /// A tunnel has taken the socket over.
     upgraded: AtomicBool,
     /// The answer broke where its framing could not show it: close by reset.
     reset: AtomicBool,
+}
+
+impl std::fmt::Debug for Signals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Signals").field("phase", &self.phase()).finish_non_exhaustive()
+    }
 }
 
 impl Signals {
@@ -133,6 +156,11 @@ impl Signals {
         Self {
             phase: AtomicU8::new(Phase::Idle as u8),
             saw_length: AtomicBool::new(false),
+            stalled: AtomicU64::new(0),
+            born: Instant::now(),
+            unseen: AtomicBool::new(false),
+            bodyless: AtomicBool::new(false),
+            cut: Mutex::new(None),
             upgraded: AtomicBool::new(false),
             reset: AtomicBool::new(false),
         }
@@ -150,9 +178,46 @@ impl Signals {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    /// Whether the last head had a `content-length` line; forgets it.
-    pub(super) fn take_saw_length(&self) -> bool {
-        self.saw_length.swap(false, Ordering::Relaxed)
+    /// A request begins: what was seen of its head.
+    pub(super) fn begin(&self, bodyless: bool) -> HeadFacts {
+        let scanned = self.phase() == Phase::Head && !self.unseen.swap(false, Ordering::Relaxed);
+        self.enter(Phase::Busy);
+        self.bodyless.store(bodyless, Ordering::Relaxed);
+        HeadFacts { saw_length: self.saw_length.swap(false, Ordering::Relaxed), scanned }
+    }
+
+    /// The answer is out of the service's hands.
+    pub(super) fn finish(&self) {
+        self.cut_when(None);
+        self.enter(Phase::Idle);
+    }
+
+    pub(super) fn cut_when(&self, watch: Option<CutWatch>) {
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = watch;
+    }
+
+    pub(super) fn poll_cut(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut *self.cut.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(watch) => watch(cx),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Since when the client has taken nothing of what is to be written to it.
+    pub(super) fn stalled_since(&self) -> Option<Instant> {
+        match self.stalled.load(Ordering::Relaxed) {
+            0 => None,
+            ms => Some(self.born + Duration::from_millis(ms - 1)),
+        }
+    }
+
+    fn note_write(&self, blocked: bool) {
+        let before = self.stalled.load(Ordering::Relaxed);
+        if blocked == (before != 0) {
+            return;
+        }
+        let now = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        self.stalled.store(if blocked { now } else { 0 }, Ordering::Relaxed);
     }
 
     pub(super) fn hand_over(&self) {
@@ -189,7 +254,13 @@ impl Io {
 
     /// Looks at what was read while no request is served: it belongs to a head.
     fn note_read(&mut self, bytes: &[u8]) {
-        if self.signals.phase() == Phase::Busy || bytes.is_empty() {
+        if bytes.is_empty() {
+            return;
+        }
+        if self.signals.phase() == Phase::Busy {
+            if self.signals.bodyless.load(Ordering::Relaxed) {
+                self.signals.unseen.store(true, Ordering::Relaxed);
+            }
             return;
         }
         if self.signals.phase() == Phase::Idle {
@@ -198,6 +269,23 @@ impl Io {
         }
         if self.scan.feed(bytes) {
             self.signals.saw_length.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes once the client takes bytes, and notes since when it has not.
+    fn poll_some(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&Socket) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let ready = self.socket.poll_write_ready(cx);
+            self.signals.note_write(ready.is_pending());
+            ready!(ready)?;
+            match write(&self.socket) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
         }
     }
 
@@ -244,7 +332,7 @@ impl AsyncRead for Io {
 
 impl AsyncWrite for Io {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.instead.is_none() && self.signals.phase() == Phase::Head {
+        if self.instead.is_none() && self.signals.phase() != Phase::Busy {
             self.instead = super::head::own_error_answer(bytes).map(|answer| (answer, 0));
             if self.instead.is_some() {
                 ready!(self.poll_instead(cx))?;
@@ -254,13 +342,7 @@ impl AsyncWrite for Io {
             ready!(self.poll_instead(cx))?;
             return Poll::Ready(Ok(bytes.len()));
         }
-        loop {
-            ready!(self.socket.poll_write_ready(cx))?;
-            match self.socket.try_write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                other => return Poll::Ready(other),
-            }
-        }
+        self.poll_some(cx, |socket| socket.try_write(bytes))
     }
 
     fn poll_write_vectored(
@@ -268,18 +350,12 @@ impl AsyncWrite for Io {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.signals.phase() == Phase::Head || self.instead.is_some() {
+        if self.signals.phase() != Phase::Busy || self.instead.is_some() {
             // hyper's own error answers are one flat slice; everything else comes while Busy.
             let first = slices.iter().find(|slice| !slice.is_empty()).map_or(&[][..], |slice| slice);
             return self.as_mut().poll_write(cx, first);
         }
-        loop {
-            ready!(self.socket.poll_write_ready(cx))?;
-            match self.socket.try_write_vectored(slices) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                other => return Poll::Ready(other),
-            }
-        }
+        self.poll_some(cx, |socket| socket.try_write_vectored(slices))
     }
 
     fn is_write_vectored(&self) -> bool {

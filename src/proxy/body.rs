@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -103,11 +103,13 @@ impl Drop for InUse {
 pub struct Ticket {
     in_use: Option<InUse>,
     trace: Trace,
+    /// The key that was used, also where it was given back before: masked in trailers.
+    secret: Option<Secret>,
 }
 
 impl Ticket {
-    pub(super) fn new(in_use: Option<InUse>, trace: Trace) -> Self {
-        Self { in_use, trace }
+    pub(super) fn new(in_use: Option<InUse>, trace: Trace, secret: Option<Secret>) -> Self {
+        Self { in_use, trace, secret }
     }
 }
 
@@ -120,7 +122,7 @@ impl Guard for Ticket {
     }
 
     fn trailers(&mut self, trailers: &mut HeaderMap) {
-        if let Some(secret) = self.in_use.as_ref().and_then(InUse::secret) {
+        if let Some(secret) = &self.secret {
             inject::mask(trailers, secret);
         }
     }
@@ -128,6 +130,10 @@ impl Guard for Ticket {
     fn ended(&mut self, how: Ending) {
         match how {
             Ending::Complete => {}
+            // A lost lease cuts the connection of a client that takes nothing, which looks like this.
+            Ending::ClientGone if self.poll_cut(&mut Context::from_waker(Waker::noop())).is_ready() => {
+                self.trace.ended_as("lease_lost");
+            }
             Ending::ClientGone => self.trace.ended_as("cancelled"),
             Ending::UpstreamBroke => self.trace.ended_as("upstream_broke"),
             Ending::Idle => self.trace.ended_as("upstream_idle"),

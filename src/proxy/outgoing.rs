@@ -3,7 +3,7 @@
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Uri, Version};
 
-use crate::config::catalogue;
+use crate::config::{Injection, Place, catalogue};
 use crate::forward::headers;
 use crate::inject;
 use crate::model::{Code, Fault, KeyId};
@@ -20,10 +20,11 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Everything that must not leave is gone from it.
-    pub(super) fn new(head: Parts, route: &Route) -> Self {
+    pub(super) fn new(head: Parts, route: &Route, apps: &Apps) -> Self {
         let mut fields = head.headers;
         headers::strip_request(&mut fields);
         inject::strip_headers(&mut fields, &route.provider().keep);
+        strip_tokens(&mut fields, apps);
         Self { method: head.method, headers: fields }
     }
 
@@ -40,9 +41,15 @@ impl Outgoing {
             .ok_or_else(|| Fault::new(Code::KeyUnavailable, "the leased key is no longer configured here"))?;
         let is_credential = |raw: &str| {
             let pair = Pair { raw };
-            catalogue::credential_queries().iter().any(|name| {
-                pair.name_is(name) && !provider.keep.iter().any(|kept| kept.eq_ignore_ascii_case(name))
-            })
+            // What is put in replaces what the caller sent of the same name.
+            let injected =
+                |each: &Injection| matches!(&each.place, Place::Query { name } if pair.name_is(name));
+            if provider.inject.iter().any(injected) {
+                return true;
+            }
+            // `keep` names a query parameter as `?name`.
+            let kept = |name: &str| provider.keep.iter().any(|kept| kept.strip_prefix('?') == Some(name));
+            catalogue::credential_queries().iter().any(|name| pair.name_is(name) && !kept(name))
         };
         let mut fields = self.headers.clone();
         let target = inject::put(
@@ -62,12 +69,23 @@ pub(super) fn for_other_host(head: Parts, target: Uri, apps: &Apps) -> Request<(
     let mut fields = head.headers;
     headers::strip_request(&mut fields);
     inject::strip_own(&mut fields);
+    strip_tokens(&mut fields, apps);
+    request(head.method, target, fields)
+}
+
+/// An app's token is for lessor alone, also where a credential place is kept or is another host's.
+fn strip_tokens(fields: &mut HeaderMap, apps: &Apps) {
     for name in catalogue::credential_headers() {
         if fields.get_all(name).iter().any(|value| apps.is_token(value.as_bytes())) {
             fields.remove(name);
         }
     }
-    request(head.method, target, fields)
+}
+
+/// Trailers as they leave: nothing that could not be a header of the request.
+pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
+    headers::strip_request(trailers);
+    inject::strip_headers(trailers, &[]);
 }
 
 fn request(method: Method, target: Uri, fields: HeaderMap) -> Request<()> {

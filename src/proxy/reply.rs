@@ -5,12 +5,15 @@ use std::time::{Duration, SystemTime};
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
 use http::{HeaderName, HeaderValue, Response};
+use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
 
 use crate::config::Provider;
+use crate::forward::held::Ahead;
 use crate::inject;
-use crate::model::{Class, Outcome};
+use crate::model::{Class, Outcome, Secret};
 use crate::outcome;
 
 use super::body::InUse;
@@ -22,9 +25,11 @@ const REFUSAL_BODY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Reply {
     head: Parts,
-    ahead: Option<Bytes>,
+    ahead: Ahead,
     rest: Option<Incoming>,
     outcome: Outcome,
+    /// The key that was used, to be masked in what is still to come.
+    secret: Option<Secret>,
 }
 
 impl Reply {
@@ -32,7 +37,7 @@ impl Reply {
     pub(super) fn unread(answer: Response<Incoming>) -> Self {
         let (head, rest) = answer.into_parts();
         let outcome = Outcome::plain(Class::Success, Some(head.status.as_u16()));
-        Self { head, ahead: None, rest: Some(rest), outcome }
+        Self { head, ahead: Ahead::new(), rest: Some(rest), outcome, secret: None }
     }
 
     /// Reads the answer's outcome; of its body at most [`outcome::MAX_BODY`], and only where a rule asks.
@@ -41,11 +46,11 @@ impl Reply {
         let (ahead, rest) = if outcome::needs_body(provider, head.status) {
             read_ahead(rest).await
         } else {
-            (None, Some(rest))
+            (Ahead::new(), Some(rest))
         };
-        let seen = ahead.as_deref().unwrap_or_default();
-        let outcome = outcome::read(provider, head.status, &head.headers, seen, SystemTime::now());
-        Self { head, ahead, rest, outcome }
+        let seen = bytes_of(&ahead);
+        let outcome = outcome::read(provider, head.status, &head.headers, &seen, SystemTime::now());
+        Self { head, ahead, rest, outcome, secret: None }
     }
 
     pub(super) fn outcome(&self) -> &Outcome {
@@ -58,6 +63,12 @@ impl Reply {
         inject::strip_own(headers);
         if let Some(secret) = in_use.secret() {
             inject::mask(headers, secret);
+            // The phrase means nothing to a program; one that carries the key is dropped.
+            let phrase = self.head.extensions.get::<ReasonPhrase>();
+            if phrase.is_some_and(|phrase| inject::carries(phrase.as_bytes(), secret)) {
+                self.head.extensions.remove::<ReasonPhrase>();
+            }
+            self.secret = Some(secret.clone());
         }
         if tell {
             let id = |text: &str| HeaderValue::from_str(text).ok();
@@ -71,27 +82,40 @@ impl Reply {
         }
     }
 
-    pub(super) fn into_parts(self) -> (Parts, Option<Bytes>, Option<Incoming>) {
-        (self.head, self.ahead, self.rest)
+    pub(super) fn into_parts(self) -> (Parts, Ahead, Option<Incoming>, Option<Secret>) {
+        (self.head, self.ahead, self.rest, self.secret)
     }
 }
 
-/// Up to [`outcome::MAX_BODY`] of a body within [`REFUSAL_BODY`], and what is left of it. A body that
-/// breaks off meanwhile is left to break where it is passed on.
-async fn read_ahead(mut body: Incoming) -> (Option<Bytes>, Option<Incoming>) {
+/// The data of frames that were read ahead, in one piece; at most a little above [`outcome::MAX_BODY`].
+fn bytes_of(ahead: &Ahead) -> Bytes {
     let mut seen = BytesMut::new();
-    let reading = async {
-        while seen.len() < outcome::MAX_BODY {
-            match body.frame().await {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => seen.extend_from_slice(&data),
-                    Err(_trailers) => return,
-                },
-                Some(Err(_)) | None => return,
+    for data in ahead.iter().flatten().filter_map(Frame::data_ref) {
+        seen.extend_from_slice(data);
+    }
+    seen.freeze()
+}
+
+/// Up to [`outcome::MAX_BODY`] of a body within [`REFUSAL_BODY`], and what is left of it. An error is kept
+/// in its place, for the client must see it where the provider made it.
+async fn read_ahead(mut body: Incoming) -> (Ahead, Option<Incoming>) {
+    let mut ahead = Ahead::new();
+    let mut read = 0;
+    let until = tokio::time::Instant::now() + REFUSAL_BODY;
+    while read < outcome::MAX_BODY {
+        // Cancel safe: a frame is either taken in whole or still in the body.
+        let Ok(next) = tokio::time::timeout_at(until, body.frame()).await else { break };
+        match next {
+            Some(Ok(frame)) => {
+                read += frame.data_ref().map_or(0, Bytes::len);
+                ahead.push_back(Ok(frame));
             }
+            Some(Err(error)) => {
+                ahead.push_back(Err(error));
+                return (ahead, None);
+            }
+            None => return (ahead, None),
         }
-    };
-    // Cancel safe: a frame is either taken in whole or still in the body.
-    let _ = tokio::time::timeout(REFUSAL_BODY, reading).await;
-    (Some(seen.freeze()), Some(body))
+    }
+    (ahead, Some(body))
 }

@@ -68,7 +68,21 @@ impl Apps {
 
     /// Whether a header's value carries some app's token: then it must not leave.
     pub fn is_token(&self, value: &[u8]) -> bool {
-        self.required() && self.by_token(bare(value)).is_some()
+        if !self.required() {
+            return false;
+        }
+        let basic = strip_scheme(value, b"basic ")
+            .and_then(|encoded| base64::engine::general_purpose::STANDARD.decode(encoded.trim_ascii()).ok());
+        match basic {
+            Some(pair) => pair.split(|byte| *byte == b':').any(|part| self.by_token(part).is_some()),
+            None => self.by_token(bare(value)).is_some(),
+        }
+    }
+
+    /// Whether a query carries some app's token.
+    pub fn is_in_query(&self, query: &str) -> bool {
+        self.required()
+            && super::target::query_pairs(query).any(|pair| self.by_token(&pair.decoded_value()).is_some())
     }
 
     fn by_proxy_password(&self, headers: &HeaderMap) -> Option<&AppConfig> {

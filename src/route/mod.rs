@@ -212,6 +212,10 @@ impl Routes {
         host_of(head)?;
         let host = host_key(authority.host());
         let scheme = head.uri.scheme_str().unwrap_or("http");
+        if !matches!(scheme, "http" | "https") {
+            return Err(Fault::new(Code::BadRequest, "only http:// and https:// targets are known"));
+        }
+        refuse_bad_port(authority)?;
         let own_port = authority.port_u16().unwrap_or(80);
         if self.own_ports.contains(&own_port) && self.is_own_name(&host, local) && scheme == "http" {
             return self.base_url(head, local, authority.as_str());
@@ -229,6 +233,12 @@ impl Routes {
             return Err(Fault::new(
                 Code::BadRequest,
                 "https targets go through CONNECT; only http:// is forwarded",
+            ));
+        }
+        if head.uri.query().is_some_and(|query| self.apps.is_in_query(query)) {
+            return Err(Fault::new(
+                Code::BadRequest,
+                "the query carries an app token, which is for lessor alone",
             ));
         }
         Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
@@ -373,7 +383,8 @@ impl Routes {
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
     /// no page can come.
     fn refuse_foreign_host(&self, host: &str, local: Option<SocketAddr>) -> Result<(), Fault> {
-        let name = host.parse::<Authority>().map(|authority| host_key(authority.host())).unwrap_or_default();
+        let authority = host.parse::<Authority>().ok().filter(|authority| !authority.as_str().contains('@'));
+        let name = authority.map(|authority| host_key(authority.host())).unwrap_or_default();
         if local.is_none() || self.is_own_name(&name, local) {
             return Ok(());
         }
@@ -497,6 +508,15 @@ fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
     }
     if head.version > Version::HTTP_11 {
         return Err(Fault::new(Code::BadRequest, "this listener speaks HTTP/1.1"));
+    }
+    Ok(())
+}
+
+/// Refuses `host:` and ports beyond 65535, which would be taken for no port at all.
+fn refuse_bad_port(authority: &Authority) -> Result<(), Fault> {
+    let after_host = authority.as_str().len() > authority.host().len();
+    if after_host && authority.port_u16().is_none_or(|port| port == 0) {
+        return Err(Fault::new(Code::BadRequest, "the target's port is none"));
     }
     Ok(())
 }
