@@ -89,6 +89,8 @@ pub struct RequestLine {
     pub outcome: &'static str,
     /// The code of lessor's own answer, where lessor gave it.
     pub error: Option<&'static str>,
+    /// The same in words: what could not be reached, say. Never a query, a body or a secret.
+    pub detail: Option<String>,
 }
 
 impl RequestLine {
@@ -109,6 +111,7 @@ impl RequestLine {
             total: Duration::ZERO,
             outcome: "",
             error: None,
+            detail: None,
         }
     }
 
@@ -130,6 +133,7 @@ impl RequestLine {
             total_ms = millis(self.total),
             outcome = self.outcome,
             error = self.error,
+            detail = self.detail.as_deref(),
             "request"
         );
     }

@@ -27,10 +27,16 @@ fn ask(cli: Cli) -> ExitCode {
 
 /// The settings: of the file that was named, else of the environment.
 fn settings(cli: &Cli) -> Result<Config, ConfigError> {
-    match cli.options.config() {
-        Some(path) => config::load_file(path),
-        None => config::from_environment(&|name| std::env::var(name).ok()),
+    let mut config = match cli.options.config() {
+        Some(path) => config::load_file(path)?,
+        None => config::from_environment(&|name| std::env::var(name).ok())?,
+    };
+    if config.keys.is_empty() {
+        config
+            .warnings
+            .push("there is no key: every request to a provider will be refused; add [[keys]]".into());
     }
+    Ok(config)
 }
 
 fn serve(cli: &Cli, left: &[String]) -> ExitCode {

@@ -107,7 +107,7 @@ impl Serve for Proxy {
             Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, trace),
             Err(fault) => {
                 let answer = answers::answer(&fault, shape, trace.mode());
-                trace.refused(answer.status().as_u16(), fault.code.as_str());
+                trace.refused(answer.status().as_u16(), fault);
                 answer.map(AnswerBody::own)
             }
         }
@@ -129,7 +129,13 @@ impl Rooms {
             Peer::Tcp { local, .. } => Some(local),
             Peer::Unix { .. } => None,
         };
-        match self.routes.find(&head, saw_length, local)? {
+        let mut caller = None;
+        let plan = self.routes.find(&head, saw_length, local, &mut caller);
+        if let Some(app) = caller {
+            // Known also where the request is refused: people must see which app it was.
+            trace.of(&app, None);
+        }
+        match plan? {
             Plan::Lend(route) => {
                 trace.of(&route.app, Some(&route.provider().name));
                 self.lend(head, body, &route, trace).await
@@ -241,7 +247,7 @@ impl Rooms {
         loop {
             tokio::select! {
                 biased;
-                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error)),
+                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error, route)),
                 read = body.read_ahead(|_| false), if read_on => {
                     read.map_err(faults::of_body)?;
                     read_on = false;

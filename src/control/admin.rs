@@ -424,8 +424,16 @@ async fn change(
     let done = tokio::spawn({
         let (state, provider, key) = (state.clone(), provider.clone(), key.clone());
         async move {
+            let what = match on {
+                Some(true) => "enabled",
+                Some(false) => "disabled",
+                None => "cleared",
+            };
             let change = state.store.set_status(provider.clone(), key.clone(), change);
             let known = bounded(CALL, change).await?;
+            if known {
+                tracing::info!(%provider, %key, what, "a key was changed by hand");
+            }
             if let (true, Some(on)) = (known, on) {
                 state.hands.switched(&provider, &key, on);
             }

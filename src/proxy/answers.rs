@@ -37,7 +37,9 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
         Code::PoolExhausted => (StatusCode::TOO_MANY_REQUESTS, "connection_limit_reached", true),
         Code::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, "destination_unavailable", true),
         Code::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "http_response_timeout", true),
-        Code::StoreUnavailable | Code::KeyUnavailable | Code::ShuttingDown => {
+        // With no time named, a person is waited for.
+        Code::KeyUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "proxy_internal_error", false),
+        Code::StoreUnavailable | Code::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, "proxy_internal_error", true)
         }
     }
@@ -55,7 +57,7 @@ pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode) -> Response<B
         headers.insert(PROXY_STATUS, value);
     }
     let too_long = fault.retry_after.is_some_and(|wait| wait > LONGEST_RETRY);
-    if !may_retry || too_long {
+    if too_long || !(may_retry || fault.retry_after.is_some()) {
         headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
     }
     if let Some(wait) = fault.retry_after {

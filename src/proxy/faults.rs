@@ -46,13 +46,14 @@ pub(super) fn of_body(fault: BodyFault) -> Fault {
     Fault::new(code, fault.to_string())
 }
 
-pub(super) fn of_acquire(error: &AcquireError) -> Fault {
+pub(super) fn of_acquire(error: &AcquireError, route: &Route) -> Fault {
     let text = chain(error);
     match error {
         AcquireError::PoolExhausted { retry_after, .. } => {
             Fault::new(Code::PoolExhausted, text).retry_after(*retry_after)
         }
-        AcquireError::KeyUnavailable { .. } => Fault::new(Code::KeyUnavailable, text).retry_after(SOON),
+        // No wait heals it: a person or a check does.
+        AcquireError::KeyUnavailable { .. } => Fault::new(Code::KeyUnavailable, unusable(route)),
         AcquireError::StoreUnavailable { .. } => Fault::new(Code::StoreUnavailable, text).retry_after(SOON),
         AcquireError::ShuttingDown => Fault::new(Code::ShuttingDown, text).retry_after(SOON),
     }
@@ -64,7 +65,20 @@ pub(super) fn of_lost(lost: Lost) -> Fault {
         Lost::Revoked => "the lease was revoked before the provider answered",
         Lost::TooLong => "lease.max_duration passed before the provider answered",
     };
-    Fault::new(Code::KeyUnavailable, why)
+    Fault::new(Code::KeyUnavailable, why).retry_after(SOON)
+}
+
+fn unusable(route: &Route) -> String {
+    let (provider, pool) = (&route.provider().name, &route.pool);
+    match &route.pinned {
+        Some(key) => {
+            format!("key `{provider}/{key}` is invalid, disabled or pending; see `lessor keys list`")
+        }
+        None => format!(
+            "every key of `{provider}` in pool `{pool}` and its fallbacks that fits is invalid, disabled or pending; \
+             see `lessor keys list`"
+        ),
+    }
 }
 
 pub(super) fn no_candidate(route: &Route, model: &ModelKnown) -> Fault {
@@ -79,7 +93,7 @@ pub(super) fn no_candidate(route: &Route, model: &ModelKnown) -> Fault {
         }
         (None, ModelKnown::Unreadable) => format!(
             "every key of `{provider}` in pool `{pool}` names its models, and this request's model could not be read \
-             (encoded, malformed, given twice, or past retry.max_body)"
+             (no JSON by its Content-Type, encoded, malformed, given twice, or past retry.max_body)"
         ),
         (None, ModelKnown::NotNamed) => format!("pool `{pool}` of `{provider}` has no key"),
     };

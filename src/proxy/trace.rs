@@ -7,7 +7,7 @@ use http::Method;
 use crate::lease::Lease;
 use crate::logs::RequestLine;
 use crate::metrics::Metrics;
-use crate::model::{AppName, Mode, ProviderName};
+use crate::model::{AppName, Fault, Mode, ProviderName};
 
 /// Filled on the way; writes the line and counts when dropped, so that a client that left is told too.
 #[derive(Debug)]
@@ -64,10 +64,11 @@ impl Trace {
     }
 
     /// lessor answered by itself.
-    pub(super) fn refused(&mut self, status: u16, code: &'static str) {
+    pub(super) fn refused(&mut self, status: u16, fault: Fault) {
         self.line.status = Some(status);
-        self.line.error = Some(code);
-        self.line.outcome = code;
+        self.line.error = Some(fault.code.as_str());
+        self.line.outcome = fault.code.as_str();
+        self.line.detail = Some(fault.message);
     }
 
     /// It ended otherwise than its head promised.

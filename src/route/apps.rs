@@ -60,6 +60,9 @@ impl Apps {
         if as_placeholder && let Some(app) = self.by_placeholder(headers, query) {
             return Ok(app);
         }
+        if as_placeholder && catalogue::credential_headers().iter().any(|name| headers.contains_key(name)) {
+            return Err(wrong());
+        }
         Err(Fault::new(
             Code::AppUnauthenticated,
             "an app token is needed here: give it as the API key, as the proxy password, or as X-Lessor-App-Token",

@@ -143,16 +143,23 @@ impl Routes {
     }
 
     /// Judges a request. `local` is where its connection came in; `None` over a Unix socket.
+    /// `caller` is filled in as soon as it is known, also where the request is then refused.
     /// `saw_length`: the head had a `content-length` line, even where the parser dropped it.
-    pub fn find(&self, head: &Parts, saw_length: bool, local: Option<SocketAddr>) -> Result<Plan, Fault> {
+    pub fn find(
+        &self,
+        head: &Parts,
+        saw_length: bool,
+        local: Option<SocketAddr>,
+        caller: &mut Option<AppName>,
+    ) -> Result<Plan, Fault> {
         refuse_bad_framing(head, saw_length)?;
         if head.method == Method::CONNECT {
-            return self.connect(head);
+            return self.connect(head, caller);
         }
         refuse_method_and_upgrade(head)?;
         match head.uri.authority() {
-            Some(authority) => self.absolute(head, authority, local),
-            None => self.base_url(head, local, host_of(head)?),
+            Some(authority) => self.absolute(head, authority, local, caller),
+            None => self.base_url(head, local, host_of(head)?, caller),
         }
     }
 
@@ -181,11 +188,18 @@ impl Routes {
         }
     }
 
-    fn base_url(&self, head: &Parts, local: Option<SocketAddr>, host: &str) -> Result<Plan, Fault> {
+    fn base_url(
+        &self,
+        head: &Parts,
+        local: Option<SocketAddr>,
+        host: &str,
+        caller: &mut Option<AppName>,
+    ) -> Result<Plan, Fault> {
         self.refuse_foreign_host(host, local)?;
         self.refuse_foreign_page(&head.headers)?;
         let path = head.uri.path();
         let app = self.apps.identify(Mode::BaseUrl, &head.headers, head.uri.query(), true)?;
+        *caller = Some(app.name.clone());
         refuse_dot_segments(path)?;
         let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
             Some(Ok((name, rest))) => (name, &path[path.len() - rest.len() - 1..]),
@@ -207,6 +221,7 @@ impl Routes {
         head: &Parts,
         authority: &Authority,
         local: Option<SocketAddr>,
+        caller: &mut Option<AppName>,
     ) -> Result<Plan, Fault> {
         refuse_userinfo(authority)?;
         host_of(head)?;
@@ -218,16 +233,20 @@ impl Routes {
         refuse_bad_port(authority)?;
         let own_port = authority.port_u16().unwrap_or(80);
         if self.own_ports.contains(&own_port) && self.is_own_name(&host, local) && scheme == "http" {
-            return self.base_url(head, local, authority.as_str());
+            return self.base_url(head, local, authority.as_str(), caller);
         }
         let path = head.uri.path();
         refuse_dot_segments(path)?;
-        if let Some(keys) = self.provider_of(&host)? {
-            let app = self.apps.identify(Mode::Forward, &head.headers, head.uri.query(), true)?;
+        let provider = self.provider_of(&host);
+        // The gate comes first; an app may show its token as the placeholder key to a provider alone.
+        let placeholder = matches!(provider, Ok(Some(_)));
+        let query = head.uri.query().filter(|_| placeholder);
+        let app = self.apps.identify(Mode::Forward, &head.headers, query, placeholder)?;
+        *caller = Some(app.name.clone());
+        if let Some(keys) = provider? {
             let target = forward_target(&keys.provider, &host, authority, scheme, path, head.uri.query())?;
             return self.lend(head, keys, Mode::Forward, target, path.to_owned(), app);
         }
-        let app = self.apps.identify(Mode::Forward, &head.headers, None, false)?;
         self.refuse_other_host(&host)?;
         if scheme != "http" {
             return Err(Fault::new(
@@ -244,8 +263,9 @@ impl Routes {
         Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
     }
 
-    fn connect(&self, head: &Parts) -> Result<Plan, Fault> {
+    fn connect(&self, head: &Parts, caller: &mut Option<AppName>) -> Result<Plan, Fault> {
         let app = self.apps.identify(Mode::Connect, &head.headers, None, false)?;
+        *caller = Some(app.name.clone());
         let (host, port) = target::connect_target(&head.uri)?;
         if self.provider_of(&host)?.is_some() {
             return Err(Fault::new(
