@@ -167,7 +167,10 @@ impl Rooms {
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
         let body = self.body(body, retry.max_body);
-        let model = read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?;
+        let model = match route.model_in_path() {
+            Some(model) => model,
+            None => read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?,
+        };
         let mut fitting = route.keys.fitting(&route.pool, &model, route.pinned.as_ref());
         if fitting.is_empty() {
             return Err(faults::no_candidate(route, &model));

@@ -130,6 +130,21 @@ async fn a_model_that_no_key_serves_is_404() {
 }
 
 #[tokio::test]
+async fn a_model_that_stands_in_the_path_binds_like_one_in_the_body() {
+    let provider = Provider::builder().manners(Manners::Open).plain().start(|_| ok()).await;
+    let setup = Setup::new().provider("gemini", &provider);
+    let lessor = setup.key(Key::new("a").of("gemini").models(&["gemini-flash*"])).start().await;
+    let ask = async |model: &str| {
+        lessor.ask(Request::new("POST", &format!("/gemini/v1beta/models/{model}:generateContent"))).await
+    };
+    assert_eq!(ask("gemini-flash-2").await.header("x-lessor-key"), "a");
+    for other in ["gemini-pro", "gemini%2Dflash"] {
+        assert_eq!(ask(other).await.header("x-lessor-error"), "no_candidate", "{other}");
+    }
+    assert_eq!(provider.count(), 1);
+}
+
+#[tokio::test]
 async fn a_model_that_cannot_be_read_gets_only_keys_that_serve_all_models() {
     let provider = Provider::plain(|_| ok()).await;
     let setup = Setup::openai(&provider).key(Key::new("a").models(&["gpt-*"])).key(Key::new("b"));

@@ -146,6 +146,8 @@ pub struct RawProvider {
     pub waits: Option<Vec<RawWait>>,
     /// Path prefixes whose requests need no model.
     pub no_model_paths: Option<Vec<String>>,
+    /// See [`Provider::model_after`].
+    pub model_after: Option<Vec<String>>,
     /// The usual environment variables of its keys.
     pub env: Option<Vec<String>>,
 }
@@ -277,6 +279,7 @@ impl RawProvider {
         "rules",
         "waits",
         "no_model_paths",
+        "model_after",
         "env",
     ];
 
@@ -379,6 +382,18 @@ impl RawProvider {
         }
         provider.rules.splice(0..0, compile_rules(self, errors));
         provider.waits.splice(0..0, compile_waits(self, errors));
+        if let Some(parts) = &self.model_after {
+            provider.model_after.clone_from(parts);
+            for (i, part) in
+                parts.iter().enumerate().filter(|(_, part)| part.len() < 3 || !part.ends_with('/'))
+            {
+                refuse(
+                    errors,
+                    format!("model_after.{i}"),
+                    format!("is `{part}`, must be a part of a path such as `/models/`"),
+                );
+            }
+        }
         if let Some(paths) = &self.no_model_paths {
             provider.no_model_paths.clone_from(paths);
             for (i, path) in paths.iter().enumerate().filter(|(_, path)| !path.starts_with('/')) {
@@ -411,6 +426,7 @@ fn blank(name: &ProviderName) -> Provider {
         rules,
         waits,
         no_model_paths: Vec::new(),
+        model_after: Vec::new(),
         env: Vec::new(),
     }
 }

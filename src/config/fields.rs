@@ -55,6 +55,7 @@ pub(super) const PROVIDER: &[&str] = &[
     "rules",
     "waits",
     "no_model_paths",
+    "model_after",
     "env",
 ];
 

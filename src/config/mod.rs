@@ -290,6 +290,8 @@ pub struct Provider {
     pub waits: Vec<Wait>,
     /// Path prefixes known to need no model.
     pub no_model_paths: Vec<String>,
+    /// Parts of a path behind which the model stands (`/models/`), up to the next `/` or `:`.
+    pub model_after: Vec<String>,
     /// Its usual environment variables (`OPENAI_API_KEY`).
     pub env: Vec<String>,
 }

@@ -12,7 +12,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
 use crate::config::{AppConfig, Config, Provider};
-use crate::model::{AppName, Code, Fault, KeyId, Mode, PoolName};
+use crate::model::{AppName, Code, Fault, KeyId, Mode, ModelName, PoolName};
 
 pub mod apps;
 pub mod ring;
@@ -20,7 +20,7 @@ pub mod scan;
 pub mod target;
 
 use apps::Apps;
-use ring::{ProviderKeys, Ring};
+use ring::{ModelKnown, ProviderKeys, Ring};
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 
 /// The longest wait a request may ask for.
@@ -85,6 +85,16 @@ impl Route {
     /// The provider.
     pub fn provider(&self) -> &Arc<Provider> {
         &self.keys.provider
+    }
+
+    /// The model that the path names, where the provider's paths do.
+    pub fn model_in_path(&self) -> Option<ModelKnown> {
+        let after = |part: &String| self.path.find(part.as_str()).map(|at| &self.path[at + part.len()..]);
+        let rest = self.provider().model_after.iter().find_map(after)?;
+        let name = rest.split(['/', ':']).next().filter(|name| !name.is_empty())?;
+        // An encoded name may be any: only keys without `models` fit.
+        let plain = (!name.contains('%')).then(|| ModelName::new(name)).flatten();
+        Some(plain.map_or(ModelKnown::Unreadable, ModelKnown::Named))
     }
 
     /// How much of the body must be read for its model.

@@ -101,6 +101,7 @@ pub(in crate::control) fn provider(
         rules: Vec::new(),
         waits: Vec::new(),
         no_model_paths: Vec::new(),
+        model_after: Vec::new(),
         env: Vec::new(),
     };
     (name, Arc::new(provider))
