@@ -1,0 +1,121 @@
+//! What hostile clients tried: heads hidden behind others, targets that are none, uploads nobody takes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+
+mod support;
+
+use support::client::fed;
+use support::plays::openai;
+use support::provider::{Manners, ok};
+use support::{Gate, Key, Play, Provider, Request, Setup, ms};
+
+#[tokio::test]
+async fn a_doubtful_head_hidden_behind_another_request_is_not_repaired() {
+    let provider = Provider::plain(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let host = lessor.authority();
+    for lengths in
+        ["Transfer-Encoding: chunked\r\nContent-Length: 5", "Content-Length: 5\r\nTransfer-Encoding: chunked"]
+    {
+        let before = provider.count();
+        let mut raw = lessor.raw().await;
+        raw.write(format!(
+            "GET /openai/v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n\
+             POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\n{lengths}\r\n\r\n0\r\n\r\n"
+        ))
+        .await;
+        let said = raw.rest().await;
+        assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+        assert!(said.contains("HTTP/1.1 400 ") && said.contains("x-lessor-error: bad_request"), "{said}");
+        assert_eq!(provider.count(), before + 1, "the second request reached the provider");
+    }
+}
+
+#[tokio::test]
+async fn a_malformed_head_behind_another_request_is_answered_in_lessors_words() {
+    let provider = Provider::plain(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let host = lessor.authority();
+    let mut raw = lessor.raw().await;
+    raw.write(format!(
+        "GET /openai/v1/models HTTP/1.1\r\nHost: {host}\r\n\r\nGET / HTTP/1.1\r\nbad name: 1\r\n\r\n"
+    ))
+    .await;
+    let said = raw.rest().await;
+    assert!(said.contains("HTTP/1.1 400 ") && said.contains("x-lessor-error: bad_request"), "{said}");
+}
+
+#[tokio::test]
+async fn a_target_with_a_port_or_scheme_that_is_none_is_400_and_gets_no_key() {
+    let provider = Provider::plain(|_| ok()).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    for (target, host) in [
+        ("http://127.0.0.1:99999/v1/models", "127.0.0.1"),
+        ("http://127.0.0.1:/v1/models", "127.0.0.1"),
+        ("http://127.0.0.1:0/v1/models", "127.0.0.1"),
+        ("ftp://127.0.0.1/v1/models", "127.0.0.1"),
+        ("/openai/v1/models", "evil@127.0.0.1"),
+    ] {
+        let mut raw = lessor.raw().await;
+        raw.write(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        let (status, said) = raw.answer().await;
+        assert!(matches!(status, 400 | 403), "{target} {host}: {said}");
+    }
+    assert_eq!(provider.count(), 0);
+}
+
+#[tokio::test]
+async fn an_upload_that_the_provider_does_not_take_is_bounded_by_body_idle() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider = Provider::builder()
+        .plain()
+        .manners(Manners::OpenAi)
+        .before_body(move |_| Some(Play::new().until(&held).then(ok())))
+        .start(|_| ok())
+        .await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("timeouts.body_idle", "\"1s\"");
+    let lessor = setup.start().await;
+    let (feed, body) = fed();
+    let request = Request::new("POST", "/openai/v1/files").body(body);
+    let part = support::pattern().slice(..128 * 1024);
+    let feeding = async {
+        // Feeds until nothing is taken any more.
+        while tokio::time::timeout(ms(400), feed.send(part.clone())).await.is_ok_and(|sent| sent.is_ok()) {}
+    };
+    let (answer, ()) = tokio::join!(lessor.try_open(request), feeding);
+    if let Ok(answer) = answer {
+        assert_eq!((answer.status, answer.header("x-lessor-error")), (504, "upstream_timeout"));
+    }
+    lessor.is_free_within_a_second("a").await;
+    gate.open();
+}
+
+#[tokio::test]
+async fn a_body_of_tiny_chunks_takes_no_memory_out_of_proportion() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider = Provider::plain(move |_| Play::new().until(&held).then(ok())).await;
+    let lessor = std::sync::Arc::new(Setup::openai(&provider).key(Key::new("a").cap(1)).start().await);
+    let first = std::sync::Arc::clone(&lessor);
+    let holding = tokio::spawn(async move { first.get("/openai/v1/models").await });
+    provider.request(1).await;
+    let before = lessor.resident_kib();
+    let mut raw = lessor.raw().await;
+    let host = lessor.authority();
+    raw.write(format!(
+        "POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ))
+    .await;
+    let chunks = "1\r\nx\r\n".repeat(20_000);
+    for _ in 0..50 {
+        // A million chunks; beyond its bounds lessor stops reading on, and the write stands still.
+        if tokio::time::timeout(ms(500), raw.write(&chunks)).await.is_err() {
+            break;
+        }
+    }
+    let grown = lessor.resident_kib().saturating_sub(before);
+    assert!(grown < 48 * 1024, "{grown} KiB more for a megabyte of body");
+    drop(raw);
+    gate.open();
+    assert_eq!(holding.await.unwrap().status, 200);
+}
