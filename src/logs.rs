@@ -1,7 +1,7 @@
 //! What the process says about itself: one line per request, and never a secret, a body or a query.
 //!
 //! Lines go to stderr, readable on a terminal and JSON elsewhere, by a thread of their own: a reader of
-//! stderr that stands still holds nobody up. Lines beyond [`QUEUE`] that it has not taken are dropped.
+//! stderr that stands still holds nobody up. Some 16,000 lines wait for it; more are dropped.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::panic::PanicHookInfo;

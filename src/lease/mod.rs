@@ -5,7 +5,7 @@
 //! report, and off the caller's path; until then one renewal call a provider and interval keeps all alive.
 //! A lease that the store took away, or that could not be renewed in time, says so ([`Lease::poll_lost`]).
 //!
-//! Who finds no slot waits, first in first out ([`line`]), for a bounded time among a bounded number. "All
+//! Who finds no slot waits, first in first out (`line.rs`), for a bounded time among a bounded number. "All
 //! full" and "the store failed" are two errors everywhere; when the store fails, nothing is lent.
 //!
 //! Dropping an acquire at any await point is safe: it leaves the line and passes its turn on, and a slot
