@@ -618,7 +618,10 @@ async fn a_refusal_that_breaks_off_is_never_shown_as_whole() {
         let builder = if tls { Provider::builder() } else { Provider::builder().plain() };
         let provider = builder
             .start(move |seen| {
-                let (status, chunked, cut) = script[seen.header("x-case").parse::<usize>().unwrap()];
+                let Ok(case) = seen.header("x-case").parse::<usize>() else {
+                    return ok(); // lessor's own check of a refused key
+                };
+                let (status, chunked, cut) = script[case];
                 let length =
                     if chunked { ("transfer-encoding", "chunked") } else { ("content-length", "100") };
                 let play = Play::new().head(status, &[("content-type", "application/json"), length]);
@@ -635,6 +638,7 @@ async fn a_refusal_that_breaks_off_is_never_shown_as_whole() {
                 .header("x-case", &n.to_string())
                 .header("x-lessor-max-wait", "0s")
                 .header("connection", "close");
+            // Even the head may be lost with the connection.
             let Ok(stream) = lessor.try_open(request).await else { continue };
             let seen = (stream.status, stream.header("x-lessor-error").to_owned());
             let whole = stream.whole().await.map(|answer| answer.text());
