@@ -376,3 +376,35 @@ async fn a_connection_that_a_provider_spoils_is_not_used_again() {
     assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
     assert_ne!(provider.seen()[0].connection, provider.seen()[1].connection);
 }
+
+#[tokio::test]
+async fn a_pipelined_request_with_two_lengths_is_refused_too() {
+    let provider = Provider::start(openai).await;
+    let origin = Provider::origin(|_| ok()).await;
+    let lessor = start(&provider).await;
+    let elsewhere = format!("http://{}", origin.addr());
+    for (n, to) in ["/openai/v1", &elsewhere].into_iter().enumerate() {
+        for lengths in [
+            "Content-Length: 5\r\nTransfer-Encoding: chunked",
+            "Transfer-Encoding: chunked\r\nContent-Length: 5",
+            "transfer-encoding:chunked\r\ncontent-length:0",
+        ] {
+            let host = if n == 0 { "{host}".to_owned() } else { origin.addr().to_string() };
+            let first = format!("GET {to}/models HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            let second = format!("POST {to}/files HTTP/1.1\r\nHost: {host}\r\n{lengths}\r\n\r\n0\r\n\r\n");
+            let third = format!("GET {to}/smuggled HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            let before = provider.count() + origin.count();
+            let mut raw = say(&lessor, &format!("{first}{second}{third}")).await;
+            let said = raw.rest().await;
+            let statuses: Vec<_> = said.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
+            assert!(
+                ["200", "400"].starts_with(&statuses) && !statuses.is_empty(),
+                "{to}, {lengths:?}: {said}"
+            );
+            let seen: Vec<_> =
+                provider.seen().into_iter().chain(origin.seen()).map(|seen| seen.target).collect();
+            assert_eq!(seen.len(), before + 1, "{to}, {lengths:?}: {seen:?}");
+            assert!(seen.iter().all(|target| target.ends_with("/models")), "{to}, {lengths:?}: {seen:?}");
+        }
+    }
+}

@@ -417,3 +417,116 @@ async fn of_64_that_ask_for_one_slot_at_once_and_will_not_wait_one_gets_it() {
     assert_eq!(asked.join_next().await.unwrap().unwrap().status, 200);
     assert_eq!((provider.count(), provider.most_at_once("sk-a")), (1, 1));
 }
+
+/// Fails when a token of `with_apps` is in anything that this server was sent, plain or in base64.
+#[track_caller]
+fn saw_no_token(server: &Provider) {
+    use base64::Engine as _;
+    for seen in server.seen() {
+        let body = String::from_utf8_lossy(&seen.body);
+        let mut all = format!("{} {body} {:?}", seen.raw_head, seen.trailers);
+        for (_, value) in &seen.headers {
+            let decoded =
+                value.rsplit(' ').next().map(|word| base64::engine::general_purpose::STANDARD.decode(word));
+            if let Some(Ok(decoded)) = decoded {
+                all.push_str(&String::from_utf8_lossy(&decoded));
+            }
+        }
+        assert!(!all.contains("token-of"), "an app's token was sent on: {all}");
+    }
+}
+
+#[tokio::test]
+async fn an_apps_token_is_not_sent_on_in_a_trailer() {
+    let provider = Provider::plain(openai).await;
+    let origin = Provider::origin(|_| support::provider::ok()).await;
+    let lessor = with_apps(&provider).start().await;
+    let elsewhere = format!("http://{}/x", origin.addr());
+    for target in ["/openai/v1/files", "http://api.openai.com/v1/files", &elsewhere] {
+        let before = provider.count() + origin.count();
+        let mut raw = lessor.raw().await;
+        let host = if target == elsewhere { origin.addr().to_string() } else { lessor.authority() };
+        let proxy = basic("checkout", "token-of-checkout");
+        let names = ["x-lessor-app-token", "proxy-authorization", "authorization", "x-api-key", "x-sum"];
+        let values = ["token-of-checkout", &proxy, "Bearer token-of-checkout", "token-of-checkout", "1"];
+        let trailers: String =
+            names.iter().zip(values).map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        raw.write(format!(
+            "POST {target} HTTP/1.1\r\nHost: {host}\r\nX-Lessor-App-Token: token-of-checkout\r\n\
+             Proxy-Authorization: {proxy}\r\nTransfer-Encoding: chunked\r\nTrailer: {}\r\nConnection: close\r\n\r\n\
+             4\r\ndata\r\n0\r\n{trailers}\r\n",
+            names.join(", ")
+        ))
+        .await;
+        raw.rest().await;
+        assert_eq!(provider.count() + origin.count(), before + 1, "{target}");
+        saw_no_token(&provider);
+        saw_no_token(&origin);
+    }
+    let seen = provider.request(1).await;
+    assert_eq!((seen.body.as_slice(), seen.trailers), (&b"data"[..], vec![("x-sum".into(), "1".into())]));
+}
+
+#[tokio::test]
+async fn an_apps_token_is_not_sent_on_in_a_header_that_is_kept() {
+    let own = Provider::builder()
+        .plain()
+        .manners(support::provider::Manners::Open)
+        .start(|_| support::provider::ok())
+        .await;
+    let provider = Provider::plain(openai).await;
+    let lessor = with_apps(&provider)
+        .provider("own", &own)
+        .set("providers.own.inject", "{ header = \"x-token\" }")
+        .set("providers.own.keep", "[\"authorization\", \"x-api-key\"]")
+        .key(Key::new("c").of("own").pool("vip"))
+        .start()
+        .await;
+    let get = || Request::get("/own/v1/models");
+    for request in [
+        get().header("authorization", "Bearer token-of-checkout"),
+        get().header("authorization", &basic("checkout", "token-of-checkout")),
+        get().header("x-api-key", "token-of-checkout"),
+        get()
+            .header("x-lessor-app-token", "token-of-checkout")
+            .header("authorization", "Bearer token-of-checkout"),
+        get().header("x-lessor-app-token", "token-of-checkout").header("x-api-key", "token-of-batch"),
+    ] {
+        let what = format!("{request:?}");
+        let answer = lessor.ask(request).await;
+        assert!([200, 403, 407].contains(&answer.status), "{what}: {} {}", answer.status, answer.text());
+        saw_no_token(&own);
+    }
+    let before = own.count();
+    let kept = get().header("x-lessor-app-token", "token-of-checkout").header("authorization", "Bearer mine");
+    assert_eq!(lessor.ask(kept).await.status, 200);
+    assert_eq!(own.request(before + 1).await.header("authorization"), "Bearer mine");
+}
+
+#[tokio::test]
+async fn an_apps_token_is_not_sent_on_to_another_host() {
+    let provider = Provider::plain(openai).await;
+    let origin = Provider::origin(|_| support::provider::ok()).await;
+    let lessor = with_apps(&provider).start().await;
+    let login = basic("checkout", "token-of-checkout");
+    let get = || Request::get(&format!("http://{}/x", origin.addr()));
+    for request in [
+        get().header("authorization", &login),
+        get().header("authorization", "Bearer token-of-checkout"),
+        get().header("x-api-key", "token-of-checkout"),
+        get().header("x-lessor-app-token", "token-of-checkout"),
+        get().header("proxy-authorization", &login),
+        get().header("proxy-authorization", &login).header("authorization", &login),
+        get().header("proxy-authorization", &login).header("authorization", "Bearer token-of-checkout"),
+        get().header("proxy-authorization", &login).header("x-api-key", "token-of-checkout"),
+    ] {
+        let what = format!("{request:?}");
+        let answer = lessor.ask(request).await;
+        assert!([200, 403, 407].contains(&answer.status), "{what}: {} {}", answer.status, answer.text());
+        saw_no_token(&origin);
+    }
+    let before = origin.count();
+    let mine = get().header("proxy-authorization", &login).header("authorization", &basic("me", "mine"));
+    assert_eq!(lessor.ask(mine).await.status, 200);
+    assert_eq!(origin.request(before + 1).await.header("authorization"), basic("me", "mine"));
+}

@@ -269,3 +269,37 @@ async fn when_descriptors_run_out_open_streams_go_on_and_it_does_not_spin() {
     };
     eventually("new clients are served again", served).await;
 }
+
+#[tokio::test]
+async fn it_serves_and_stops_also_where_nobody_reads_its_log() {
+    use tokio::io::AsyncBufReadExt as _;
+    let provider = Provider::plain(openai).await;
+    for (level, requests) in [("trace", 200), ("info", 1000)] {
+        let home = Home::default();
+        let config = home.path().join("lessor.toml");
+        std::fs::write(&config, Setup::openai(&provider).key(Key::new("a")).toml()).unwrap();
+        let mut command = tokio::process::Command::from(home.command());
+        command.args(["run", "--config"]).arg(config).env("SECRET_OPENAI_A", "sk-a").env("RUST_LOG", level);
+        command.kill_on_drop(true).stderr(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = tokio::io::BufReader::new(child.stderr.take().unwrap()).lines();
+        let door = loop {
+            let line = support::within(LONG, "lessor listens", lines.next_line()).await.unwrap().unwrap();
+            let line: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+            if support::lessor::field(&line, "message") == "listening" {
+                break Door::Tcp(support::lessor::field(&line, "proxy").parse().unwrap());
+            }
+        };
+        // From here on the log stays in the pipe, which soon is full.
+        for n in 0..requests {
+            let sent = support::client::send(&door, chat("gpt-4o-mini"));
+            let answer = support::within(LONG, &format!("{level}: answer {n}"), sent).await.unwrap();
+            assert_eq!(answer.whole().await.unwrap().status, 200, "{level}: request {n}");
+        }
+        let pid = rustix::process::Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = support::within(LONG, &format!("{level}: lessor ends"), child.wait()).await.unwrap();
+        assert!(status.success(), "{level}: {status}");
+        drop(lines);
+    }
+}

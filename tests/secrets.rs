@@ -224,3 +224,120 @@ async fn a_key_the_caller_sent_is_in_no_log_either() {
     assert_eq!(lessor.ask(request).await.status, 200);
     clean("the log, which shows no credential, body or query", &lessor.log());
 }
+
+#[tokio::test]
+async fn a_kept_refusal_that_is_passed_on_does_not_carry_the_key_in_its_trailers() {
+    // One that is read whole before it is passed on, and one of which the end comes later.
+    for padding in [0, 1 << 20] {
+        let gate = Gate::default();
+        let held = gate.clone();
+        let provider = Provider::plain(move |seen| {
+            if seen.key() != CANARY {
+                return Play::sse().event("one").until(&held).done();
+            }
+            let error = support::plays::openai_error("requests", "rate_limit_exceeded", "slow").to_string();
+            let trailers = ("trailer", "x-echo, x-kept");
+            let head = [("transfer-encoding", "chunked"), trailers, ("retry-after", "20")];
+            let end = format!("0\r\nx-echo: <{}>\r\nx-kept: 1\r\n\r\n", seen.header("authorization"));
+            Play::new().head(429, &head).chunk(&(error + &" ".repeat(padding))).bytes(end)
+        })
+        .await;
+        let first = Key::new("a").secret(CANARY).cap(1);
+        let second = Key::new("b").secret("sk-second").cap(1);
+        let lessor = Setup::openai(&provider).key(first).key(second).start().await;
+        let mut other = lessor.open(chat("gpt-4o-mini").header("x-lessor-key", "b")).await;
+        other.read_to("one").await;
+        let request = chat("gpt-4o-mini").header("te", "trailers").header("x-lessor-max-wait", "200ms");
+        let answer = lessor.ask(request).await;
+        assert_eq!((answer.status, answer.header("x-lessor-error")), (429, ""), "{}", answer.text());
+        assert_eq!(provider.keys_seen(), ["sk-second", CANARY]);
+        clean("the headers", &headers(&answer));
+        clean("the trailers", &format!("{:?}", answer.trailers));
+        if padding > 0 {
+            assert_eq!(answer.trailers.unwrap()["x-kept"], "1", "the others are passed on");
+        }
+        gate.open();
+    }
+}
+
+#[tokio::test]
+async fn a_key_in_an_answers_reason_phrase_does_not_reach_the_client() {
+    let provider = Provider::plain(|seen| {
+        let status = if seen.path() == "/v1/refused" { 429 } else { 200 };
+        let (key, bearer) = (seen.key(), seen.header("authorization"));
+        Play::new().bytes(format!(
+            "HTTP/1.1 {status} Bad {bearer} {key}!\r\ncontent-length: 2\r\nretry-after: 20\r\n\r\nok"
+        ))
+    })
+    .await;
+    let lessor = Setup::openai(&provider).key(Key::new("a").secret(CANARY)).start().await;
+    for (path, status) in [("models", 200), ("refused", 429)] {
+        let mut raw = lessor.raw().await;
+        let host = lessor.authority();
+        raw.write(format!("GET /openai/v1/{path} HTTP/1.1\r\nHost: {host}\r\nX-Lessor-Max-Wait: 0s\r\n\r\n"))
+            .await;
+        let (seen, said) = raw.answer().await;
+        assert_eq!(seen, status, "{said}");
+        clean(path, &said);
+    }
+    clean("the log", &lessor.log());
+}
+
+#[tokio::test]
+async fn a_key_in_the_query_is_alone_there_and_not_in_a_redirect_to_the_providers_own_url() {
+    const SECRET: &str = "sk-CANARY/7f+3a=z";
+    let provider = Provider::builder()
+        .plain()
+        .manners(support::provider::Manners::Open)
+        .start(|seen| {
+            let own = format!("http://{}{}", seen.header("host"), seen.target);
+            let other = format!("/login?to={}", own.replace('/', "%2F"));
+            let headers =
+                [("location", own.as_str()), ("content-location", seen.target.as_str()), ("x-to", &other)];
+            Play::whole(307, &headers, "")
+        })
+        .await;
+    let setup = Setup::new()
+        .provider("own", &provider)
+        .set("providers.own.inject", "{ query = \"api_tok\" }")
+        .key(Key::new("a").of("own").secret(SECRET));
+    let lessor = setup.env("RUST_LOG", "trace").start().await;
+    for query in
+        ["", "?", "?api_tok=mine", "?a=b&api_tok=mine&c=d", "?api%5Ftok=mine&api_tok=mine", "?api_tok"]
+    {
+        let answer = lessor.get(&format!("/own/v1/run{query}")).await;
+        assert_eq!(answer.status, 307, "{query}: {}", answer.text());
+        assert!(answer.header("location").contains("/v1/run"), "{query}: {:?}", answer.headers);
+        let said = headers(&answer).to_ascii_lowercase();
+        for part in ["canary", "7f+3a", "7f%2b3a", "7f%252b3a"] {
+            assert!(!said.contains(part), "{query}: {part} is in {said}");
+        }
+        let target = provider.seen().last().unwrap().target.clone();
+        let pairs = url_pairs(&target);
+        let tokens: Vec<_> = pairs.iter().filter(|(name, _)| name == "api_tok").collect();
+        assert_eq!(tokens, [&("api_tok".to_owned(), SECRET.to_owned())], "{query} became {target}");
+        assert!(!target.contains("mine"), "{query} became {target}");
+    }
+    let log = lessor.log().to_ascii_lowercase();
+    assert!(!log.contains("canary"), "the secret is in the log");
+}
+
+/// The pairs of a target's query, decoded.
+fn url_pairs(target: &str) -> Vec<(String, String)> {
+    fn decoded(text: &str) -> String {
+        let mut bytes = text.bytes();
+        let mut plain = Vec::new();
+        while let Some(byte) = bytes.next() {
+            if byte != b'%' {
+                plain.push(byte);
+                continue;
+            }
+            let digits = [bytes.next().unwrap(), bytes.next().unwrap()];
+            plain.push(u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap());
+        }
+        String::from_utf8(plain).unwrap()
+    }
+    let query = target.split_once('?').map_or("", |(_, query)| query);
+    let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    pairs.map(|(name, value)| (decoded(name), decoded(value))).collect()
+}

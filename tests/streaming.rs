@@ -530,3 +530,213 @@ async fn connections_to_the_provider_are_kept_and_used_again() {
         provider.seen().iter().map(|seen| seen.connection).collect();
     assert!(connections.len() <= 5, "{} connections for 20 requests one after the other", connections.len());
 }
+
+/// Fails unless no slot of `a` is in use within `limit`.
+async fn is_free_within(limit: Duration, lessor: &Lessor) {
+    let free = async || (lessor.in_use("a").await == 0).then_some(());
+    eventually_within(limit, "the slot is free", free).await;
+}
+
+/// A client that asks for 1 GiB and takes nothing of it; it is here when its request is at the provider.
+async fn takes_nothing(provider: &Provider, lessor: &Lessor) -> support::Raw {
+    let mut raw = lessor.raw().await;
+    let host = lessor.authority();
+    raw.write(format!("GET /openai/v1/files/1/content HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+    provider.request(1).await;
+    lessor.comes_to_use("a", 1).await;
+    raw
+}
+
+/// Reads what is left, and fails unless it ends before 1 GiB has come.
+async fn ends_early(mut raw: support::Raw) {
+    let mut buffer = vec![0; 1 << 18];
+    let mut came = 0;
+    loop {
+        let read = tokio::io::AsyncReadExt::read(&mut raw.0, &mut buffer);
+        match support::within(support::NEVER, "the end of the connection", read).await {
+            Ok(n) if n > 0 => came += n as u64,
+            _ => break,
+        }
+    }
+    assert!(came < GIB, "{came} bytes came");
+}
+
+async fn flooding() -> Provider {
+    Provider::plain(|_| Play::new().head(200, &[("content-length", &GIB.to_string())]).flood(GIB)).await
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_for_too_long_is_cut_and_loses_its_slot() {
+    let provider = flooding().await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("timeouts.idle", "\"1s\"");
+    let lessor = setup.start().await;
+    let raw = takes_nothing(&provider, &lessor).await;
+    is_free_within(3 * SECOND, &lessor).await;
+    left_and_free(&provider, &lessor, 1).await;
+    ends_early(raw).await;
+    assert_eq!(lessor.status("a").await, "available", "no key is blamed for a client");
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_when_its_lease_is_revoked() {
+    let provider = flooding().await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1));
+    let lessor = setup.set("lease.ttl", "\"2s\"").set("lease.heartbeat", "\"500ms\"").start().await;
+    let raw = takes_nothing(&provider, &lessor).await;
+    let leases = lessor.admin("/v1/leases").await.json();
+    let lease = leases["leases"][0]["id"].as_str().unwrap().to_owned();
+    lessor.cli(&["leases", "revoke", &lease]).await.ok();
+    is_free_within(2 * SECOND, &lessor).await;
+    left_and_free(&provider, &lessor, 1).await;
+    ends_early(raw).await;
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_when_its_lease_has_lived_as_long_as_it_may() {
+    let provider = flooding().await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("lease.max_duration", "\"1s\"");
+    let lessor = setup.start().await;
+    let raw = takes_nothing(&provider, &lessor).await;
+    is_free_within(3 * SECOND, &lessor).await;
+    left_and_free(&provider, &lessor, 1).await;
+    ends_early(raw).await;
+}
+
+#[tokio::test]
+async fn a_refusal_that_breaks_off_is_never_shown_as_whole() {
+    let cases: Vec<(u16, bool, Cut)> = [429, 401, 500]
+        .into_iter()
+        .flat_map(|status| {
+            [true, false].into_iter().flat_map(move |chunked| {
+                [Cut::Close, Cut::Truncate, Cut::Reset].map(|cut| (status, chunked, cut))
+            })
+        })
+        .collect();
+    let script = cases.clone();
+    for tls in [true, false] {
+        let script = script.clone();
+        let builder = if tls { Provider::builder() } else { Provider::builder().plain() };
+        let provider = builder
+            .start(move |seen| {
+                let Ok(case) = seen.header("x-case").parse::<usize>() else {
+                    return ok(); // lessor's own check of a refused key
+                };
+                let (status, chunked, cut) = script[case];
+                let length =
+                    if chunked { ("transfer-encoding", "chunked") } else { ("content-length", "100") };
+                let play = Play::new().head(status, &[("content-type", "application/json"), length]);
+                let half = r#"{"error": {"message""#;
+                let play = if chunked { play.chunk(half) } else { play.bytes(half) };
+                play.wait(ms(20)).cut(cut)
+            })
+            .await;
+        for (n, (status, chunked, cut)) in cases.iter().enumerate() {
+            // A lessor for each, for the key may rest after a refusal.
+            let lessor = start(&provider).await;
+            let what = format!("{status}, chunked {chunked}, {cut:?}, TLS {tls}");
+            let request = chat("gpt-4o-mini")
+                .header("x-case", &n.to_string())
+                .header("x-lessor-max-wait", "0s")
+                .header("connection", "close");
+            // Even the head may be lost with the connection.
+            let Ok(stream) = lessor.try_open(request).await else { continue };
+            let seen = (stream.status, stream.header("x-lessor-error").to_owned());
+            let whole = stream.whole().await.map(|answer| answer.text());
+            assert!(whole.is_err(), "{what}: shown as whole: {seen:?} {whole:?}");
+            lessor.is_free_within_a_second("a").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_the_provider_does_not_take_is_bounded_in_time() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider = Provider::builder()
+        .plain()
+        .before_body(move |_| Some(Play::new().read_at_least(1024).until(&held)))
+        .start(|_| ok())
+        .await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("timeouts.body_idle", "\"1s\"");
+    let lessor = std::sync::Arc::new(setup.start().await);
+    let client = tokio::spawn({
+        let lessor = std::sync::Arc::clone(&lessor);
+        async move {
+            lessor
+                .try_open(Request::new("POST", "/openai/v1/files").body(patterned(GIB)))
+                .await
+                .map(|answer| answer.status)
+        }
+    });
+    provider.request(1).await;
+    lessor.comes_to_use("a", 1).await;
+    is_free_within(5 * SECOND, &lessor).await;
+    let said = support::within(support::NEVER, "the client is told", client).await.unwrap();
+    assert!(said.as_ref().map_or(true, |status| *status >= 400), "{said:?}");
+    assert_eq!(lessor.status("a").await, "available", "no key is blamed");
+    gate.open();
+}
+
+/// How many bytes wait unread in lessor's end of this connection.
+fn unread(lessor: &Lessor, ours: std::net::SocketAddr, theirs: std::net::SocketAddr) -> u64 {
+    let port = |at: std::net::SocketAddr| format!(":{:04X}", at.port());
+    let (ours, theirs) = (port(ours), port(theirs));
+    let table = std::fs::read_to_string(format!("/proc/{}/net/tcp", lessor.pid())).unwrap();
+    let row = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = row.into_iter().find(|row| row[1].ends_with(&theirs) && row[2].ends_with(&ours));
+    let (_, rx) = row.as_ref().expect("the connection is open")[4].split_once(':').unwrap();
+    u64::from_str_radix(rx, 16).unwrap()
+}
+
+#[tokio::test]
+async fn a_queued_upload_of_tiny_chunks_takes_little_memory() {
+    const CHUNKS: usize = 300_000;
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider =
+        Provider::plain(
+            move |seen| {
+                if seen.number == 0 { Play::sse().event("one").until(&held).done() } else { ok() }
+            },
+        )
+        .await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("queue.max_wait", "\"1m\"");
+    let lessor = setup.start().await;
+    let mut first = lessor.open(chat("gpt-4o-mini")).await;
+    first.read_to("one").await;
+    let before = lessor.resident_kib();
+    let mut queued = lessor.raw().await;
+    let host = lessor.authority();
+    queued
+        .write(format!(
+            "POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ))
+        .await;
+    lessor.comes_to_queue(1).await;
+    let (mut from, mut to) = queued.0.into_split();
+    let upload = tokio::spawn(async move {
+        use tokio::io::AsyncWriteExt as _;
+        to.write_all(("1\r\nx\r\n".repeat(CHUNKS) + "0\r\n\r\n").as_bytes()).await.map(|()| to)
+    });
+    let (ours, theirs) = (from.local_addr().unwrap(), from.peer_addr().unwrap());
+    let mut last = u64::MAX;
+    eventually("lessor takes no more, or has all", async || {
+        let still = std::mem::replace(&mut last, unread(&lessor, ours, theirs)) == last;
+        tokio::time::sleep(ms(300)).await; // nothing for so long is a stop
+        still.then_some(())
+    })
+    .await;
+    let grown = lessor.peak_kib().saturating_sub(before);
+    assert!(grown < 40 * 1024, "resident memory grew by {grown} KiB for {CHUNKS} bytes");
+    gate.open();
+    first.whole().await.unwrap();
+    let mut said = [0; 12];
+    let answer = tokio::io::AsyncReadExt::read_exact(&mut from, &mut said);
+    support::within(support::NEVER, "the answer", answer).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&said), "HTTP/1.1 200");
+    drop(upload.await.unwrap().unwrap());
+    let seen = provider.request(2).await;
+    assert!(seen.body == vec![b'x'; CHUNKS], "{} bytes came", seen.body_len);
+    let grown = lessor.peak_kib().saturating_sub(before);
+    assert!(grown < 40 * 1024, "resident memory grew by {grown} KiB for {CHUNKS} bytes");
+}

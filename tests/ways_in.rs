@@ -430,3 +430,85 @@ async fn both_answers_to_two_requests_on_one_connection_come_in_order() {
     assert_eq!((first, second), (200, 200));
     assert!(one.contains("/one") && two.contains("/two"), "{one}\n{two}");
 }
+
+#[tokio::test]
+async fn a_malformed_target_is_400_and_a_malformed_host_is_refused() {
+    let provider = Provider::start(openai).await;
+    let origin = elsewhere().await;
+    let lessor = start(&provider).await;
+    let (at, own) = (origin.addr(), lessor.authority());
+    let (ip, port) = (at.ip(), at.port());
+    for (target, host) in [
+        (format!("http://{ip}:99999/"), format!("{ip}:99999")),
+        (format!("http://{ip}:/"), format!("{ip}:")),
+        (format!("ftp://{at}/"), at.to_string()),
+        ("/openai/v1/models".into(), "evil@127.0.0.1".into()),
+        ("/openai/v1/models".into(), format!("evil@{own}")),
+        (format!("http://evil@{at}/"), at.to_string()),
+        (format!("http://{ip}:{port}0000/"), at.to_string()),
+    ] {
+        let mut raw = lessor.raw().await;
+        raw.write(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        let (status, said) = raw.answer().await;
+        // A Host that is not understood is none of lessor's names.
+        let right = if target.starts_with('/') { [400, 403].contains(&status) } else { status == 400 };
+        assert!(right, "{target} with Host: {host}: {said}");
+    }
+    assert_eq!((provider.count(), origin.count()), (0, 0));
+}
+
+/// A tunnel to `origin`, and the origin's end of it.
+async fn tunnel(lessor: &Lessor, origin: &tokio::net::TcpListener) -> (Raw, Raw) {
+    let mut raw = lessor.raw().await;
+    let at = origin.local_addr().unwrap();
+    raw.write(format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n")).await;
+    let (socket, _) = support::within(support::NEVER, "a tunnel", origin.accept()).await.unwrap();
+    let head = raw.read_to("\r\n\r\n").await;
+    assert_eq!(head.split(' ').nth(1), Some("200"), "{head}");
+    (raw, Raw(socket))
+}
+
+#[tokio::test]
+async fn a_tunnel_in_which_one_side_only_listens_is_not_idle() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("timeouts.idle", "\"1s\"");
+    let lessor = setup.start().await;
+    let origin = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (mut up, mut up_end) = tunnel(&lessor, &origin).await;
+    let (mut down_end, mut down) = tunnel(&lessor, &origin).await;
+    for n in 0..15 {
+        let word = format!("tick {n};");
+        up.write(&word).await;
+        down.write(&word).await;
+        up_end.read_to(&word).await;
+        down_end.read_to(&word).await;
+        tokio::time::sleep(ms(200)).await; // the pace of the traffic
+    }
+    // And with none at all it ends.
+    assert!(up_end.closes_within(ms(3000)).await && down_end.closes_within(ms(3000)).await, "kept for ever");
+}
+
+#[tokio::test]
+async fn a_reset_on_one_side_of_a_tunnel_ends_the_other() {
+    let provider = Provider::start(openai).await;
+    let lessor = start(&provider).await;
+    let origin = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for busy in [false, true] {
+        for client_resets in [true, false] {
+            let (client, server) = tunnel(&lessor, &origin).await;
+            let (mut resets, mut other) = if client_resets { (client, server) } else { (server, client) };
+            resets.write("hello").await;
+            other.read_to("hello").await;
+            if busy {
+                // What `resets` does not take waits in the tunnel.
+                let zeros = vec![0; 64 << 20];
+                let flood = tokio::io::AsyncWriteExt::write_all(&mut other.0, &zeros);
+                let _ = tokio::time::timeout(ms(300), flood).await;
+            }
+            socket2::SockRef::from(&resets.0).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+            drop(resets);
+            let ended = other.closes_within(ms(1000)).await;
+            assert!(ended, "the other side stays; the client resets: {client_resets}, busy: {busy}");
+        }
+    }
+}
