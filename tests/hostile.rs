@@ -52,6 +52,7 @@ async fn a_target_with_a_port_or_scheme_that_is_none_is_400_and_gets_no_key() {
         ("http://127.0.0.1:99999/v1/models", "127.0.0.1"),
         ("http://127.0.0.1:/v1/models", "127.0.0.1"),
         ("http://127.0.0.1:0/v1/models", "127.0.0.1"),
+        ("http://:80/v1/models", "127.0.0.1"),
         ("ftp://127.0.0.1/v1/models", "127.0.0.1"),
         ("/openai/v1/models", "evil@127.0.0.1"),
     ] {

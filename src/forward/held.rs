@@ -57,6 +57,8 @@ pub type Ahead = VecDeque<Result<Frame<Bytes>, hyper::Error>>;
 /// The body. First what was read ahead of it, then the rest as it comes, chunk by chunk.
 pub struct Held<G: Guard> {
     ahead: VecDeque<Result<Frame<Bytes>, hyper::Error>>,
+    /// How the provider broke it off, to be told at the next poll.
+    broke: Option<hyper::Error>,
     inner: Option<Incoming>,
     guard: Option<G>,
     idle: Duration,
@@ -67,7 +69,8 @@ pub struct Held<G: Guard> {
 impl<G: Guard> Held<G> {
     /// `ahead` was read off `inner` already, an error included. `inner` is `None` where it ended there.
     pub fn new(ahead: Ahead, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
-        let mut held = Self { ahead, inner, guard: Some(guard), idle, last: Instant::now(), timer: None };
+        let (last, guard) = (Instant::now(), Some(guard));
+        let mut held = Self { ahead, broke: None, inner, guard, idle, last, timer: None };
         if held.is_over() {
             held.end(Ending::Complete);
         }
@@ -120,6 +123,9 @@ impl<G: Guard> Body for Held<G> {
             this.end(Ending::Cut);
             return Poll::Ready(Some(Err(Broken::Cut)));
         }
+        if let Some(error) = this.broke.take() {
+            return Poll::Ready(Some(Err(Broken::Upstream(error))));
+        }
         let polled = match (this.ahead.pop_front(), &mut this.inner) {
             (Some(frame), _) => Poll::Ready(Some(frame)),
             (None, Some(inner)) => Pin::new(inner).poll_frame(cx),
@@ -138,7 +144,11 @@ impl<G: Guard> Body for Held<G> {
             }
             Poll::Ready(Some(Err(error))) => {
                 this.end(Ending::UpstreamBroke);
-                Poll::Ready(Some(Err(Broken::Upstream(error))))
+                // hyper throws away what it has not written yet when a body fails: what came before the
+                // break, the head above all, is let out first.
+                this.broke = Some(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
             }
             Poll::Ready(None) => {
                 this.end(Ending::Complete);
@@ -156,7 +166,7 @@ impl<G: Guard> Body for Held<G> {
 
     fn is_end_stream(&self) -> bool {
         // A guard that is still held has something to say first.
-        self.guard.is_none() && self.is_over()
+        self.guard.is_none() && self.broke.is_none() && self.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -168,7 +178,9 @@ impl<G: Guard> Body for Held<G> {
             self.ahead.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>() as u64;
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower() + ahead);
-        if let Some(upper) = rest.upper().filter(|_| self.ahead.iter().all(Result::is_ok)) {
+        if let Some(upper) =
+            rest.upper().filter(|_| self.ahead.iter().all(|next| next.as_ref().is_ok_and(Frame::is_data)))
+        {
             hint.set_upper(upper + ahead);
         }
         hint

@@ -545,8 +545,9 @@ fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
 /// Refuses `host:` and ports beyond 65535, which would be taken for no port at all.
 fn refuse_bad_port(authority: &Authority) -> Result<(), Fault> {
     let after_host = authority.as_str().len() > authority.host().len();
-    if after_host && authority.port_u16().is_none_or(|port| port == 0) {
-        return Err(Fault::new(Code::BadRequest, "the target's port is none"));
+    let no_port = after_host && authority.port_u16().is_none_or(|port| port == 0);
+    if no_port || authority.host().is_empty() {
+        return Err(Fault::new(Code::BadRequest, "the target's host or port is none"));
     }
     Ok(())
 }
