@@ -42,22 +42,7 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
 ];
 
 /// The fields of `[providers.x]`, which the catalogue reads.
-pub(super) const PROVIDER: &[&str] = &[
-    "base_url",
-    "hosts",
-    "host_patterns",
-    "allow_plaintext",
-    "ca_file",
-    "inject",
-    "keep",
-    "error_shape",
-    "check",
-    "rules",
-    "waits",
-    "no_model_paths",
-    "model_after",
-    "env",
-];
+pub(super) const PROVIDER: &[&str] = super::catalogue::RawProvider::FIELDS;
 
 /// Fields inside a provider's tables whose values are never secret.
 const PROVIDER_INNER: &[&str] = &[
