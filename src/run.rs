@@ -25,7 +25,7 @@ use crate::proxy::{Checks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::ring::Ring;
 use crate::store::memory::MemoryStore;
-use crate::store::{StatusChange, Store, StoreError, SyncKeys};
+use crate::store::{StatusChange, Store, StoreError, SyncKeys, SyncMode};
 
 /// How long the admin doors may take to close at the end.
 const CLOSE: Duration = Duration::from_secs(3);
@@ -92,7 +92,7 @@ impl Running {
     async fn start(config: &Arc<Config>) -> Result<Self, RunError> {
         let metrics = Metrics::new();
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let ring = Arc::new(Ring::new(config, &store.salt().await?));
+        let ring = Arc::new(Ring::new(config, &store.salt(None).await?));
         let owner = OwnerId::fresh();
         tell_store(&*store, &ring, &owner).await?;
         metrics.store_up(true);
@@ -165,7 +165,12 @@ async fn tell_store(store: &dyn Store, ring: &Ring, owner: &OwnerId) -> Result<(
         let provider = keys.provider.name.clone();
         let settings = keys.keys.iter().map(crate::route::ring::RingKey::settings).collect();
         store
-            .sync_keys(SyncKeys { provider: provider.clone(), owner: owner.clone(), keys: settings })
+            .sync_keys(SyncKeys {
+                provider: provider.clone(),
+                owner: owner.clone(),
+                mode: SyncMode::Replace,
+                keys: settings,
+            })
             .await?;
         for key in keys.keys.iter().filter(|key| key.config.disabled) {
             store.set_status(provider.clone(), key.config.id.clone(), StatusChange::Disable).await?;
@@ -181,7 +186,12 @@ fn repair(ring: Arc<Ring>, owner: OwnerId) -> Repair {
     Arc::new(move |provider| {
         let keys = ring.of(provider.as_str());
         let settings = keys.map(|keys| keys.keys.iter().map(crate::route::ring::RingKey::settings).collect());
-        SyncKeys { provider: provider.clone(), owner: owner.clone(), keys: settings.unwrap_or_default() }
+        SyncKeys {
+            provider: provider.clone(),
+            owner: owner.clone(),
+            mode: SyncMode::Repair,
+            keys: settings.unwrap_or_default(),
+        }
     })
 }
 

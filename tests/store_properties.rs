@@ -18,7 +18,7 @@ use lessor::store::memory::MemoryStore;
 use lessor::store::rules::rest::{Evidence, Rest};
 use lessor::store::{
     Acquire, Acquired, Answer, Candidate, Epoch, Grant, Held, KeySettings, Release, Renew, RenewAnswer,
-    Report, Snapshot, Store, StoreTime, SyncKeys,
+    Report, Snapshot, Store, StoreTime, SyncKeys, SyncMode,
 };
 use proptest::prelude::*;
 
@@ -206,6 +206,7 @@ impl World {
         now(self.store.sync_keys(SyncKeys {
             provider: provider(),
             owner: self.sidecars[0].owner.clone(),
+            mode: SyncMode::Replace,
             keys,
         }));
     }

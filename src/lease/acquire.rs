@@ -344,7 +344,7 @@ impl<'a> Walk<'a> {
         let sent = Instant::now();
         let answer = bounded(ACQUIRE_DEADLINE, inner.store.sync_keys(repair(self.want.provider))).await;
         inner.saw(&answer);
-        answer.map(|()| true).map_err(|cause| self.store_failed(cause, sent.elapsed()))
+        answer.map(|_| true).map_err(|cause| self.store_failed(cause, sent.elapsed()))
     }
 
     fn join(&self) -> Result<Place<'a>, AcquireError> {

@@ -11,7 +11,7 @@ use super::lock;
 use crate::model::{FencingToken, KeyId, KeyStatus, LeaseId, ModelName, ProviderName};
 use crate::store::{
     Acquire, Acquired, Answer, Epoch, Grant, Reason, Refusal, Release, Renew, RenewAnswer, Renewed, Report,
-    Reported, Snapshot, StatusChange, Store, StoreError, StoreEvent, StoreTime, SyncKeys,
+    Reported, Snapshot, StatusChange, Store, StoreError, StoreEvent, StoreTime, SyncKeys, Synced,
 };
 
 /// What the store is told to do and what it has seen.
@@ -240,11 +240,11 @@ impl Store for Recorder {
         })
     }
 
-    fn sync_keys(&self, _: SyncKeys) -> Answer<()> {
+    fn sync_keys(&self, _: SyncKeys) -> Answer<Synced> {
         self.call(|state| {
             state.log.push("sync".into());
             state.bare = false;
-            Ok(())
+            Ok(Synced::default())
         })
     }
 
@@ -268,8 +268,15 @@ impl Store for Recorder {
         StoreTime(1_000_000).plus(self.born.elapsed())
     }
 
-    fn salt(&self) -> Answer<[u8; 32]> {
+    fn salt(&self, _: Option<[u8; 32]>) -> Answer<[u8; 32]> {
         self.call(|_| Ok([0; 32]))
+    }
+
+    fn reconcile(&self, _: ProviderName) -> Answer<u64> {
+        self.call(|state| {
+            state.log.push("reconcile".into());
+            Ok(0)
+        })
     }
 
     fn leases_expire(&self) -> bool {

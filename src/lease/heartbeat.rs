@@ -113,6 +113,17 @@ impl Beat {
         Some(Round { leases, epoch: self.epoch.clone(), reassert: std::mem::take(&mut self.reassert) })
     }
 
+    /// What the store knows of these leases is in doubt: re-register them now.
+    pub(super) fn doubt(&mut self) {
+        if self.leases.is_empty() {
+            return;
+        }
+        self.reassert = true;
+        if !self.running {
+            self.next = Some(Instant::now());
+        }
+    }
+
     fn end(&mut self, inner: &Inner, round: &Round, begun: Instant, saw: &Saw) {
         self.running = false;
         let now = Instant::now();

@@ -355,6 +355,13 @@ async fn follow(inner: Arc<Inner>, mut events: broadcast::Receiver<StoreEvent>) 
                     hold.revoked_by_hand(&inner);
                 }
             }
+            Ok(StoreEvent::Reconnected) => {
+                for station in inner.stations() {
+                    lock(&station.beat).doubt();
+                    lock(&station.line).changed();
+                }
+                inner.nudge.notify_one();
+            }
             // What was missed is unknown, so everyone looks again; a missed revocation is told by the
             // next renewal.
             Err(RecvError::Lagged(_)) => {

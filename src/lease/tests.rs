@@ -12,7 +12,7 @@ use super::fake::{Recorder, State};
 use super::*;
 use crate::config::OnLost;
 use crate::model::{AppName, Class, Fingerprint, LeaseId, ModelName, Outcome, PoolName, ProviderName};
-use crate::store::Candidate;
+use crate::store::{Candidate, SyncMode};
 
 const TTL: Duration = Duration::from_secs(30);
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -377,6 +377,18 @@ async fn unusable_keys_are_refused_at_once_and_mixed_ones_count_as_cooling() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_was_away_is_told_of_live_leases_at_once() {
+    let bench = Bench::new(&[("k1", 2)]);
+    let held = bench.get(&["k1"]).await;
+    sleep(MOMENT).await;
+    bench.store.events.send(StoreEvent::Reconnected).unwrap();
+    sleep(MOMENT).await;
+    assert_eq!(bench.store.logged("renew").len(), 1);
+    assert!(bench.store.logged("renew")[0].contains("reassert"), "{:?}", bench.store.logged("renew"));
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
 async fn missing_settings_are_repaired_once() {
     let bench = Bench::new(&[("k1", 1)]);
     bench.set(|state| state.bare = true);
@@ -385,6 +397,7 @@ async fn missing_settings_are_repaired_once() {
     bench.leases.set_repair(Arc::new(move |provider| SyncKeys {
         provider: provider.clone(),
         owner: owner.clone(),
+        mode: SyncMode::Repair,
         keys: Vec::new(),
     }));
     drop(bench.get(&["k1"]).await);

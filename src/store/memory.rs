@@ -17,7 +17,7 @@ use tokio::sync::broadcast;
 use super::rules::{Expiry, Ledger};
 use super::{
     Acquire, Acquired, Answer, Epoch, Release, Renew, Renewed, Report, Reported, Snapshot, StatusChange,
-    Store, StoreEvent, StoreTime, SyncKeys,
+    Store, StoreEvent, StoreTime, SyncKeys, Synced,
 };
 use crate::model::{KeyId, LeaseId, ProviderName};
 
@@ -153,10 +153,11 @@ impl Store for MemoryStore {
         })
     }
 
-    fn sync_keys(&self, ask: SyncKeys) -> Answer<()> {
+    fn sync_keys(&self, ask: SyncKeys) -> Answer<Synced> {
         self.on(ask.provider.clone(), move |inner, provider, ledger, now| {
-            ledger.sync_keys(&ask, now);
+            let found = ledger.sync_keys(&ask, now);
             inner.tell(StoreEvent::Changed(provider.clone()));
+            found
         })
     }
 
@@ -192,8 +193,12 @@ impl Store for MemoryStore {
         (self.0.clock)()
     }
 
-    fn salt(&self) -> Answer<[u8; 32]> {
+    fn salt(&self, _known: Option<[u8; 32]>) -> Answer<[u8; 32]> {
         Box::pin(std::future::ready(Ok(self.0.salt)))
+    }
+
+    fn reconcile(&self, provider: ProviderName) -> Answer<u64> {
+        self.on(provider, |_, _, ledger, now| u64::try_from(ledger.forget_unseen(now)).unwrap_or(u64::MAX))
     }
 
     fn leases_expire(&self) -> bool {

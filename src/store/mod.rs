@@ -20,6 +20,7 @@ pub use crate::model::{Candidate, KeySettings};
 
 pub mod memory;
 pub mod rules;
+pub mod text;
 
 /// A point on the store's clock, in ms since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
@@ -255,15 +256,36 @@ pub struct Reported {
     pub status: Option<KeyStatus>,
 }
 
-/// The settings of the keys one sidecar serves. Replaces them in the store; removes no others.
+/// The settings of the keys one sidecar serves. Never removes another's.
 #[derive(Debug, Clone)]
 pub struct SyncKeys {
     /// Whose keys.
     pub provider: ProviderName,
     /// The sidecar, whose `seen_at_ms` is stamped.
     pub owner: OwnerId,
+    /// Whose word counts where the store knows other settings of a key.
+    pub mode: SyncMode,
     /// The keys.
     pub keys: Vec<KeySettings>,
+}
+
+/// Why settings are told, and so whose count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncMode {
+    /// A sidecar started or was reloaded: the latest to do so decides.
+    Replace,
+    /// Something was missing: settings that the store has stay, save that a key comes (back) into the pool
+    /// it is asked for in. So a sidecar with an old file does not undo a new one by a mere repair.
+    Repair,
+}
+
+/// What a [`SyncKeys`] found, to be logged.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Synced {
+    /// Keys that the store knew with other settings.
+    pub differing: Vec<KeyId>,
+    /// Pairs of keys that have the same secret: each of the asked, and another.
+    pub same_secret: Vec<(KeyId, KeyId)>,
 }
 
 /// A person's, or a check's, word on a key.
@@ -366,6 +388,9 @@ pub enum StoreEvent {
     Changed(ProviderName),
     /// This lease was revoked: its holder cuts its stream now.
     Revoked(ProviderName, LeaseId),
+    /// The store was away, or another server took its place: what it knows of live leases is in doubt, and
+    /// they are to be reasserted now.
+    Reconnected,
 }
 
 /// The lease store. Every operation is atomic, safe to repeat, and safe to drop.
@@ -379,7 +404,7 @@ pub trait Store: Send + Sync + 'static {
     /// Applies an outcome.
     fn report(&self, ask: Report) -> Answer<Reported>;
     /// Writes the settings of the keys this sidecar serves.
-    fn sync_keys(&self, ask: SyncKeys) -> Answer<()>;
+    fn sync_keys(&self, ask: SyncKeys) -> Answer<Synced>;
     /// Applies a person's or a check's word; `false` when the key is not known.
     fn set_status(&self, provider: ProviderName, key: KeyId, change: StatusChange) -> Answer<bool>;
     /// Marks a lease to end; `false` when it is not known.
@@ -390,8 +415,12 @@ pub trait Store: Send + Sync + 'static {
     fn subscribe(&self) -> tokio::sync::broadcast::Receiver<StoreEvent>;
     /// The best estimate of the store's clock, without a round trip.
     fn now(&self) -> StoreTime;
-    /// The salt of fingerprints, created by whoever finds none.
-    fn salt(&self) -> Answer<[u8; 32]>;
+    /// The salt of fingerprints. Who finds none creates it: from `known`, what the sidecar uses already, so
+    /// that a store which lost its data gets back the salt its fingerprints were made with.
+    fn salt(&self, known: Option<[u8; 32]>) -> Answer<[u8; 32]>;
+    /// Finds and repairs what cannot be (a lease without a slot, a slot without a lease, keys that nobody
+    /// has served for a day); how many differences. Bounded; never touches what a live sidecar serves.
+    fn reconcile(&self, provider: ProviderName) -> Answer<u64>;
     /// Whether an unrenewed lease expires. `memory:` says no: there a lease lives as long as its guard.
     fn leases_expire(&self) -> bool;
     /// Whether the store answers at all, within a short time.

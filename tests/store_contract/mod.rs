@@ -15,7 +15,7 @@ use lessor::model::{
 };
 use lessor::store::{
     Acquire, Acquired, Candidate, Epoch, Grant, Held, KeySettings, KeyView, Reason, Refusal, Release, Renew,
-    RenewAnswer, Report, Reported, StatusChange, Store, StoreTime, SyncKeys,
+    RenewAnswer, Report, Reported, StatusChange, Store, StoreTime, SyncKeys, SyncMode, Synced,
 };
 
 pub mod lending;
@@ -139,6 +139,8 @@ macro_rules! store_contract {
             new_settings_replace_the_named_keys_and_no_others
             a_cap_that_shrinks_ends_no_lease_and_lends_none_until_it_is_kept
             a_key_that_moves_to_another_pool_keeps_its_leases
+            a_repair_brings_back_what_is_missing_and_overrules_nothing_else
+            keys_with_other_settings_or_with_one_secret_are_named
             a_scoped_cooldown_is_seen_with_its_evidence
             what_waiters_may_wait_for_is_announced
             the_salt_stays_the_same
@@ -242,8 +244,12 @@ impl<B: Backend> World<B> {
     }
 
     pub async fn sync(&self, keys: Vec<KeySettings>) {
-        let ask = SyncKeys { provider: provider(), owner: self.owner.clone(), keys };
-        self.store().sync_keys(ask).await.unwrap();
+        self.tell(SyncMode::Replace, keys).await;
+    }
+
+    pub async fn tell(&self, mode: SyncMode, keys: Vec<KeySettings>) -> Synced {
+        let ask = SyncKeys { provider: provider(), owner: self.owner.clone(), mode, keys };
+        self.store().sync_keys(ask).await.unwrap()
     }
 
     /// An acquire of the first of these keys.

@@ -124,6 +124,33 @@ pub async fn a_key_that_moves_to_another_pool_keeps_its_leases(world: World<impl
     assert!(world.lends(ask()).await);
 }
 
+pub async fn a_repair_brings_back_what_is_missing_and_overrules_nothing_else(world: World<impl Backend>) {
+    world.keys([("a", 3), ("b", 3)]).await;
+    let told = [setting("a", 1), KeySettings { pool: pool("vip"), ..setting("b", 1) }, setting("c", 1)];
+    let found = world.tell(SyncMode::Repair, told.to_vec()).await;
+    assert_eq!(found.differing, [key("a"), key("b")]);
+    // the caps stay as the last start named them; the key is in the pool it is asked for in
+    assert_eq!(world.view("a").await.max_concurrent_uses, 3);
+    let moved = world.view("b").await;
+    assert_eq!((moved.max_concurrent_uses, moved.pool), (3, pool("vip")));
+    assert_eq!(world.why_not_key("b").await, Reason::NotMember);
+    assert!(world.lends_key("c").await);
+}
+
+pub async fn keys_with_other_settings_or_with_one_secret_are_named(world: World<impl Backend>) {
+    let found = world.tell(SyncMode::Replace, vec![setting("a", 1)]).await;
+    assert_eq!(found, Synced::default());
+    assert_eq!(world.tell(SyncMode::Replace, vec![setting("a", 1)]).await, Synced::default());
+    let other = KeySettings { fingerprint: Some(secret(2)), ..setting("b", 1) };
+    assert_eq!(world.tell(SyncMode::Replace, vec![other]).await, Synced::default());
+    let found = world.tell(SyncMode::Replace, vec![setting("b", 1)]).await;
+    assert_eq!(found.differing, [key("b")]);
+    assert_eq!(found.same_secret, [(key("b"), key("a"))]);
+    let none = KeySettings { fingerprint: None, ..setting("b", 1) };
+    assert_eq!(world.tell(SyncMode::Replace, vec![none.clone()]).await.same_secret, []);
+    assert_eq!(world.tell(SyncMode::Replace, vec![none]).await, Synced::default());
+}
+
 pub async fn a_scoped_cooldown_is_seen_with_its_evidence(world: World<impl Backend>) {
     world.sync(vec![KeySettings { group: Some(group("org")), ..setting("a", 8) }, setting("b", 8)]).await;
     let of_group = Candidate { group: Some(group("org")), ..candidate("a") };
@@ -172,9 +199,9 @@ pub async fn what_waiters_may_wait_for_is_announced<B: Backend>(world: World<B>)
 }
 
 pub async fn the_salt_stays_the_same(world: World<impl Backend>) {
-    let salt = world.store().salt().await.unwrap();
+    let salt = world.store().salt(None).await.unwrap();
     assert_ne!(salt, [0; 32]);
-    assert_eq!(world.store().salt().await.unwrap(), salt);
+    assert_eq!(world.store().salt(None).await.unwrap(), salt);
     world.store().ping().await.unwrap();
     assert!(world.store().leases_expire());
 }

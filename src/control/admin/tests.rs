@@ -17,7 +17,7 @@ use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
 use crate::store::memory::MemoryStore;
 use crate::store::{
     Acquire, Acquired, Answer, Candidate, KeySettings, Release, Renew, Renewed, Report, Reported, StoreEvent,
-    SyncKeys,
+    SyncKeys, SyncMode, Synced,
 };
 
 /// A configuration with one provider and two keys.
@@ -175,7 +175,7 @@ impl Store for Fake {
     fn report(&self, _: Report) -> Answer<Reported> {
         unreachable!("the admin sees no answer")
     }
-    fn sync_keys(&self, _: SyncKeys) -> Answer<()> {
+    fn sync_keys(&self, _: SyncKeys) -> Answer<Synced> {
         unreachable!("the admin serves no key")
     }
     fn set_status(&self, _: ProviderName, key: KeyId, change: StatusChange) -> Answer<bool> {
@@ -203,8 +203,11 @@ impl Store for Fake {
     fn now(&self) -> StoreTime {
         StoreTime(1_000_000)
     }
-    fn salt(&self) -> Answer<[u8; 32]> {
+    fn salt(&self, _: Option<[u8; 32]>) -> Answer<[u8; 32]> {
         self.say([0; 32])
+    }
+    fn reconcile(&self, _: ProviderName) -> Answer<u64> {
+        self.say(0)
     }
     fn leases_expire(&self) -> bool {
         false
@@ -549,7 +552,12 @@ async fn the_real_store_lends_no_key_that_was_disabled_and_ends_a_lease_that_was
         fingerprint: Some(fingerprint),
     });
     let owner = OwnerId::fresh();
-    let sync = SyncKeys { provider: openai.clone(), owner: owner.clone(), keys: settings.collect() };
+    let sync = SyncKeys {
+        provider: openai.clone(),
+        owner: owner.clone(),
+        mode: SyncMode::Replace,
+        keys: settings.collect(),
+    };
     store.sync_keys(sync).await.unwrap();
     let acquire = || {
         store.acquire(Acquire {

@@ -15,7 +15,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::{Epoch, KeySettings, StatusChange, StoreTime, SyncKeys};
+use super::{Epoch, KeySettings, StatusChange, StoreTime, SyncKeys, SyncMode, Synced};
 use crate::model::{
     AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, LeaseId, OwnerId, PoolName,
     ProviderName,
@@ -75,12 +75,23 @@ struct Key {
     leases: HashSet<LeaseId>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     pool: PoolName,
     group: Option<GroupName>,
     cap: u32,
     fingerprint: Option<Fingerprint>,
+}
+
+impl From<&KeySettings> for Settings {
+    fn from(told: &KeySettings) -> Self {
+        Self {
+            pool: told.pool.clone(),
+            group: told.group.clone(),
+            cap: told.max_concurrent_uses,
+            fingerprint: told.fingerprint,
+        }
+    }
 }
 
 /// A cap that the provider taught: `cap` at `since`, one more with each step.
@@ -173,20 +184,41 @@ impl Ledger {
         Some(lease)
     }
 
-    /// Writes the settings of the keys named. Live leases stay with a key that moves to another pool,
-    /// and above a cap that shrinks: they end by themselves. Keys that no sidecar has named or used
-    /// for a day, and that hold no lease, go.
-    pub fn sync_keys(&mut self, ask: &SyncKeys, now: StoreTime) {
-        for KeySettings { key, pool, group, max_concurrent_uses, fingerprint } in &ask.keys {
-            let known = self.keys.entry(key.clone()).or_default();
-            known.settings = Some(Settings {
-                pool: pool.clone(),
-                group: group.clone(),
-                cap: *max_concurrent_uses,
-                fingerprint: *fingerprint,
-            });
+    /// Writes the settings of the keys named, as the mode says. Live leases stay with a key that moves to
+    /// another pool, and above a cap that shrinks: they end by themselves. Keys that no sidecar has named
+    /// or used for a day, and that hold no lease, go.
+    pub fn sync_keys(&mut self, ask: &SyncKeys, now: StoreTime) -> Synced {
+        let mut found = Synced::default();
+        for told in &ask.keys {
+            let known = self.keys.entry(told.key.clone()).or_default();
             known.seen_at = now;
+            match &mut known.settings {
+                None => known.settings = Some(told.into()),
+                Some(settings) if *settings == told.into() => {}
+                Some(settings) => {
+                    found.differing.push(told.key.clone());
+                    match ask.mode {
+                        SyncMode::Replace => *settings = told.into(),
+                        SyncMode::Repair => settings.pool = told.pool.clone(),
+                    }
+                }
+            }
         }
+        for told in ask.keys.iter().filter(|told| told.fingerprint.is_some()) {
+            let same = |(id, key): &(&KeyId, &Key)| {
+                **id != told.key
+                    && key.settings.as_ref().is_some_and(|key| key.fingerprint == told.fingerprint)
+            };
+            let others = self.keys.iter().filter(same).map(|(id, _)| (told.key.clone(), id.clone()));
+            found.same_secret.extend(others);
+        }
+        self.forget_unseen(now);
+        found
+    }
+
+    /// Drops keys that nobody has named or used for a day, and that hold no lease; how many.
+    pub fn forget_unseen(&mut self, now: StoreTime) -> usize {
+        let before = self.keys.len();
         let leases = &mut self.leases;
         let rests = &mut self.rests;
         self.keys.retain(|id, key| {
@@ -201,6 +233,7 @@ impl Ledger {
             rests.lift(|subject, _| subject.is_of_key(id));
             false
         });
+        before - self.keys.len()
     }
 
     /// Applies a person's or a check's word; `false` when the key is not known.
@@ -257,22 +290,11 @@ impl Ledger {
         true
     }
 
-    /// A key's status with one secret; with none it is pending.
+    /// A key's status with one secret.
     fn status(&self, id: &KeyId, secret: Option<Fingerprint>, now: StoreTime) -> KeyStatus {
-        if self.keys.get(id).is_some_and(|key| key.disabled) {
-            return KeyStatus::Disabled;
-        }
-        let Some(secret) = secret else { return KeyStatus::Pending };
-        match self.rests.get(&Subject::Key(id.clone(), secret)) {
-            Some(rest) if rest.is_invalid() => KeyStatus::Invalid,
-            Some(rest) if rest.is_resting(now) => match rest.class {
-                Class::Rate => KeyStatus::RateLimited,
-                Class::Quota => KeyStatus::Exhausted,
-                _ => KeyStatus::Cooldown,
-            },
-            Some(rest) if rest.is_probation(now) => KeyStatus::Probation,
-            _ => KeyStatus::Available,
-        }
+        let disabled = self.keys.get(id).is_some_and(|key| key.disabled);
+        let rest = secret.and_then(|secret| self.rests.get(&Subject::Key(id.clone(), secret)));
+        status(disabled, secret.is_some(), rest, now)
     }
 
     /// Writes what `evidence` says about a subject; the end of the rest that now covers it.
@@ -293,5 +315,21 @@ impl Ledger {
         };
         self.rests.set(subject, rest, current, now);
         (until > now).then_some(until)
+    }
+}
+
+/// A key's status, from its own rest; one without a secret is pending.
+pub(super) fn status(disabled: bool, has_secret: bool, own: Option<&Rest>, now: StoreTime) -> KeyStatus {
+    match own {
+        _ if disabled => KeyStatus::Disabled,
+        _ if !has_secret => KeyStatus::Pending,
+        Some(rest) if rest.is_invalid() => KeyStatus::Invalid,
+        Some(rest) if rest.is_resting(now) => match rest.class {
+            Class::Rate => KeyStatus::RateLimited,
+            Class::Quota => KeyStatus::Exhausted,
+            _ => KeyStatus::Cooldown,
+        },
+        Some(rest) if rest.is_probation(now) => KeyStatus::Probation,
+        _ => KeyStatus::Available,
     }
 }
