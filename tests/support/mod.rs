@@ -6,9 +6,11 @@
 #![allow(dead_code, unused_imports, clippy::print_stderr)] // each test crate uses its part
 
 pub mod client;
+pub mod fault;
 pub mod lessor;
 pub mod plays;
 pub mod provider;
+pub mod redis;
 pub mod sandbox;
 pub mod sdk;
 
@@ -53,6 +55,18 @@ pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output =
         panic!("not within {limit:?}: {what}");
     };
     value
+}
+
+/// A port of loopback that was free just now. It lies below the range from which the kernel gives ports
+/// to outgoing connections and to listeners on port 0, so that hardly anybody else comes to want it; who
+/// binds it tries another if somebody did.
+pub fn free_port() -> u16 {
+    loop {
+        let port = rand::random_range(10_000..30_000);
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// One period of the bytes that large transfers carry.

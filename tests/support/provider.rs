@@ -388,29 +388,44 @@ impl Builder {
     }
 }
 
-/// A CA of this test's own, and a server certificate of it for loopback and the providers' real names.
+/// A CA of this test's own, and a server certificate of it.
+pub struct Certificates {
+    pub ca_pem: String,
+    pub cert: rcgen::Certificate,
+    pub key: rcgen::KeyPair,
+}
+
+impl Certificates {
+    /// For these names.
+    pub fn make(names: &[&str]) -> Self {
+        let ca_key = rcgen::KeyPair::generate().unwrap();
+        let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+        ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::DigitalSignature];
+        ca.distinguished_name.push(rcgen::DnType::CommonName, "lessor test CA");
+        let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+        let issuer = rcgen::Issuer::from_params(&ca, ca_key);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut leaf = rcgen::CertificateParams::new(names).unwrap();
+        leaf.use_authority_key_identifier_extension = true;
+        leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+        let cert = leaf.signed_by(&key, &issuer).unwrap();
+        Self { ca_pem, cert, key }
+    }
+}
+
+/// TLS for loopback and the providers' real names.
 fn acceptor(ca_file: &Path) -> TlsAcceptor {
-    let ca_key = rcgen::KeyPair::generate().unwrap();
-    let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
-    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
-    ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::DigitalSignature];
-    ca.distinguished_name.push(rcgen::DnType::CommonName, "lessor test CA");
-    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
-    std::fs::write(ca_file, ca_pem).unwrap();
-    let issuer = rcgen::Issuer::from_params(&ca, ca_key);
-    let key = rcgen::KeyPair::generate().unwrap();
-    let names = ["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"];
-    let mut leaf = rcgen::CertificateParams::new(names.map(String::from)).unwrap();
-    leaf.use_authority_key_identifier_extension = true;
-    leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
-    let cert = leaf.signed_by(&key, &issuer).unwrap();
+    let made = Certificates::make(&["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"]);
+    std::fs::write(ca_file, made.ca_pem).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.key.serialize_der()).unwrap();
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![cert.der().clone()], key)
+        .with_single_cert(vec![made.cert.der().clone()], key)
         .unwrap();
     TlsAcceptor::from(Arc::new(config))
 }
