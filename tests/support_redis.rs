@@ -446,6 +446,10 @@ async fn three_sentinels_agree_and_a_frozen_primary_wakes_up_deposed() {
         assert_eq!(at.texts()[1], new.port().to_string());
     }
     old.resume();
+    assert_eq!(old.command(&["SET", "lost", "write"]).await, "OK");
     let deposed = async || (old.command(&["ROLE"]).await.list()[0] == "slave").then_some(());
     old.eventually("the old primary follows the new one", NEVER * 2, deposed).await;
+    let gone = async || (old.command(&["EXISTS", "lost"]).await == 0).then_some(());
+    old.eventually("what it took meanwhile is lost", NEVER, gone).await;
+    assert!(old.ask(&["SET", "lost", "again"]).await.unwrap_err().starts_with("READONLY"));
 }

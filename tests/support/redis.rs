@@ -894,7 +894,11 @@ impl Sentinels {
                 .config("sentinel failover-timeout primary", "2000")
                 .config("sentinel parallel-syncs primary", "1");
             builder.sentinel = true;
-            group.sentinels.push(builder.start().await);
+            let sentinel = builder.start().await;
+            // Their usual periods make them take ten seconds to meet, and ten more to demote an old primary.
+            let periods = ["PUBLISH-PERIOD", "500", "INFO-PERIOD", "500", "ASK-PERIOD", "200"];
+            sentinel.command(&[&["SENTINEL", "DEBUG"], &periods[..]].concat()).await;
+            group.sentinels.push(sentinel);
         }
         group.comes_to_know_all().await;
         group
@@ -954,7 +958,8 @@ impl Sentinels {
         primary
     }
 
-    /// Freezes the primary, and returns it: resumed after the failover it still thinks that it is one.
+    /// Freezes the primary, and returns it: resumed after the failover it still takes writes, until a
+    /// sentinel makes it a replica about two seconds later, and they are lost.
     pub async fn pause_primary(&self) -> &Redis {
         let primary = self.primary().await;
         primary.pause().await;
