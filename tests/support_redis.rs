@@ -341,6 +341,14 @@ async fn the_reply_to_one_request_is_lost_and_to_no_other() {
     assert_eq!(redis.command(&["GET", "special"]).await, "1");
     let mut connection = Connection::open(proxy.addr()).await.unwrap();
     assert_eq!(connection.call(&["INCR", "special"]).await.unwrap(), 2);
+    // Even when the next byte back belongs to an earlier request, the marked one arrives.
+    proxy.delay(ms(30));
+    proxy.lose_reply_to(b"marked");
+    connection.send(&["INCR", "n"]).await.unwrap();
+    connection.send(&["INCR", "marked"]).await.unwrap();
+    while connection.reply().await.is_ok() {}
+    comes_to(&redis, "3").await;
+    assert_eq!(redis.command(&["GET", "marked"]).await, "1");
 }
 
 #[tokio::test]
@@ -399,6 +407,19 @@ async fn a_cluster_has_a_master_for_every_slot() {
     let elsewhere = (cluster.node_of_key("key-1").await + 1) % 3;
     let moved = cluster.node(elsewhere).ask(&["GET", "key-1"]).await.unwrap_err();
     assert!(moved.starts_with("MOVED"), "{moved}");
+    // Behind a proxy, a node is found there by clients, and is still the same node.
+    let proxy = FaultProxy::start(cluster.node(0).addr()).await;
+    cluster.reach_through(0, &proxy).await;
+    assert_eq!(cluster.node_of_slot(0).await, 0);
+    let mut connection = client.get_async_connection().await.unwrap();
+    let at_node_0 = async |key: &String| cluster.node_of_key(key).await == 0;
+    let mut key = "key-0".to_owned();
+    while !at_node_0(&key).await {
+        key.push('+');
+    }
+    redis::cmd("SET").arg(&key).arg("through").exec_async(&mut connection).await.unwrap();
+    assert_eq!(cluster.command_on(0, &["GET", &key]).await, "through");
+    assert!(proxy.connections() > 0);
 }
 
 #[tokio::test]
@@ -420,13 +441,16 @@ async fn a_clusters_replica_takes_over_when_told_and_when_its_master_dies() {
     cluster.comes_to_be_master(node).await;
     assert_eq!(cluster.node_of_key("n").await, node);
     assert_eq!(cluster.command_on(node, &["GET", "n"]).await, "7");
+    cluster.node(new).restart().await; // it keeps its place in the cluster
+    assert_eq!(cluster.replica_of(node).await, new);
+    cluster.comes_to_ok().await;
 }
 
 #[tokio::test]
 async fn a_sentinel_makes_the_replica_the_primary_when_that_dies() {
     let group = Sentinels::start().await;
     assert_eq!(group.primary().await.port(), group.data()[0].port());
-    assert_eq!(group.replica().await.command(&["ROLE"]).await.list()[0], "slave");
+    assert_eq!(group.replica().await.role().await.unwrap(), "slave");
     let old = group.kill_primary().await;
     let new = group.wait_failover(old).await;
     assert_eq!(new.port(), group.data()[1].port());
@@ -447,9 +471,11 @@ async fn three_sentinels_agree_and_a_frozen_primary_wakes_up_deposed() {
     }
     old.resume();
     assert_eq!(old.command(&["SET", "lost", "write"]).await, "OK");
-    let deposed = async || (old.command(&["ROLE"]).await.list()[0] == "slave").then_some(());
+    let deposed = async || (old.role().await? == "slave").then_some(());
     old.eventually("the old primary follows the new one", NEVER * 2, deposed).await;
-    let gone = async || (old.command(&["EXISTS", "lost"]).await == 0).then_some(());
+    let gone = async || (old.ask(&["EXISTS", "lost"]).await.ok()? == 0).then_some(());
     old.eventually("what it took meanwhile is lost", NEVER, gone).await;
+    let synced = async || (old.info("master_link_status").await == "up").then_some(());
+    old.eventually("it is in sync", NEVER, synced).await;
     assert!(old.ask(&["SET", "lost", "again"]).await.unwrap_err().starts_with("READONLY"));
 }

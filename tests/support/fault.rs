@@ -275,10 +275,12 @@ async fn serve(
     tokio::pin!(ended);
     let (hole, target) = {
         let rules = shared.rules.borrow();
+        if rules.hole {
+            lossy.store(true, SeqCst); // for its first packet already was
+        }
         (rules.hole, rules.target)
     };
     if hole {
-        lossy.store(true, SeqCst); // for its first packet already was
         let how = tokio::select! {
             how = &mut ended => how,
             () = swallow(&mut client, &shared.lost[Way::ToServer as usize]) => End::Fin,
@@ -296,8 +298,8 @@ async fn serve(
     let how = {
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
-        let reply_is_lost = AtomicBool::new(false);
-        let lane = |way| Lane { way, shared, lossy, reply_is_lost: &reply_is_lost };
+        let reply = watch::channel(Fate::Passes).0;
+        let lane = |way| Lane { way, shared, lossy, reply: &reply };
         let there = lane(Way::ToServer).carry(from_client, to_server);
         let back = lane(Way::ToClient).carry(from_server, to_client);
         tokio::select! {
@@ -334,12 +336,21 @@ enum Sent {
     Reset,
 }
 
+/// What becomes of the next byte to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Passes,
+    Held,
+    Lost,
+}
+
 /// One way of one connection.
+#[derive(Clone)]
 struct Lane<'a> {
     way: Way,
     shared: &'a Shared,
     lossy: &'a AtomicBool,
-    reply_is_lost: &'a AtomicBool,
+    reply: &'a watch::Sender<Fate>,
 }
 
 impl Lane<'_> {
@@ -367,8 +378,7 @@ impl Lane<'_> {
                     _ = rules.changed() => {}
                 }
             }
-            if rules.borrow().drops(self.way) {
-                self.lose(&sent);
+            if self.loses(&rules.borrow(), &sent) {
                 continue;
             }
             match sent {
@@ -389,22 +399,17 @@ impl Lane<'_> {
         to: &mut WriteHalf<'_>,
         rules: &mut watch::Receiver<Rules>,
     ) -> Result<(), End> {
-        if self.way == Way::ToServer {
-            let mut needle = self.shared.needle.lock().unwrap();
-            if needle.as_deref().is_some_and(|needle| memchr::memmem::find(&bytes, needle).is_some()) {
-                *needle = None;
-                self.reply_is_lost.store(true, SeqCst);
-            }
-        }
+        let marked = self.way == Way::ToServer && self.is_marked(&bytes);
         while !bytes.is_empty() {
-            let (drops, drops_answers, trickle) = {
+            let trickle = {
                 let rules = rules.borrow_and_update();
-                let back = if self.way == Way::ToServer { Way::ToClient } else { Way::ToServer };
-                (rules.drops(self.way), rules.drops(back), rules.trickle)
+                if self.loses(&rules, &Sent::Bytes(bytes.clone())) {
+                    return Ok(());
+                }
+                rules.trickle
             };
-            if drops {
-                self.lose(&Sent::Bytes(bytes));
-                return Ok(());
+            if self.way == Way::ToClient {
+                let _ = self.reply.subscribe().wait_for(|fate| *fate != Fate::Held).await;
             }
             let part = bytes.len().min(trickle.map_or(usize::MAX, |(part, _)| part));
             let part = self.allowed(part)?;
@@ -413,8 +418,9 @@ impl Lane<'_> {
                 _ = rules.changed() => continue,
             };
             let Ok(n) = written else {
-                if drops_answers {
-                    self.lose(&Sent::Bytes(bytes)); // and so the news that nobody is there
+                // The news that nobody is there goes the other way, and may be lost on it.
+                let way = if self.way == Way::ToServer { Way::ToClient } else { Way::ToServer };
+                if (Self { way, ..self.clone() }).loses(&rules.borrow(), &Sent::Reset) {
                     return Ok(());
                 }
                 return Err(End::Reset);
@@ -433,7 +439,21 @@ impl Lane<'_> {
                 }
             }
         }
+        if marked {
+            self.reply.send_replace(Fate::Lost);
+        }
         Ok(())
+    }
+
+    /// Whether this is the request whose reply is to be lost. Until it is on its way whole, no reply passes.
+    fn is_marked(&self, bytes: &[u8]) -> bool {
+        let mut needle = self.shared.needle.lock().unwrap();
+        let marked = needle.as_deref().is_some_and(|needle| memchr::memmem::find(bytes, needle).is_some());
+        if marked {
+            *needle = None;
+            self.reply.send_replace(Fate::Held);
+        }
+        marked
     }
 
     /// How much of `part` may pass before a cut that was asked for.
@@ -441,7 +461,7 @@ impl Lane<'_> {
         if self.way == Way::ToServer {
             return Ok(part);
         }
-        if self.reply_is_lost.load(SeqCst) {
+        if *self.reply.borrow() == Fate::Lost {
             return Err(End::Fin);
         }
         let mut budget = self.shared.budget.lock().unwrap();
@@ -455,11 +475,17 @@ impl Lane<'_> {
         }
     }
 
-    fn lose(&self, sent: &Sent) {
-        self.lossy.store(true, SeqCst);
-        if let Sent::Bytes(bytes) = sent {
-            self.shared.lost[self.way as usize].fetch_add(bytes.len() as u64, SeqCst);
+    /// Loses this if the rules say so. Called under the rules' lock, so that a heal sees either no loss or
+    /// the mark of it.
+    fn loses(&self, rules: &Rules, sent: &Sent) -> bool {
+        let loses = rules.drops(self.way);
+        if loses {
+            self.lossy.store(true, SeqCst);
+            if let Sent::Bytes(bytes) = sent {
+                self.shared.lost[self.way as usize].fetch_add(bytes.len() as u64, SeqCst);
+            }
         }
+        loses
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::io::{
 };
 use tokio::net::TcpStream;
 
+use super::fault::FaultProxy;
 use super::provider::Certificates;
 use super::{NEVER, free_port, ms};
 
@@ -456,6 +457,12 @@ impl Redis {
         line.unwrap_or_else(|| self.fail(&format!("INFO has no {field}"))).to_owned()
     }
 
+    /// `master` or `slave`; `None` while it does not answer. A change of role ends all its connections.
+    pub async fn role(&self) -> Option<String> {
+        let role = self.ask(&["ROLE"]).await.ok()?;
+        Some(role.list()[0].text().to_owned())
+    }
+
     /// How often this command was called, whoever did.
     pub async fn calls(&self, command: &str) -> u64 {
         let stats = self.command(&["INFO", "commandstats"]).await;
@@ -671,6 +678,7 @@ const SLOTS: usize = 16_384;
 /// A Redis Cluster: the masters first, then their replicas.
 pub struct Cluster {
     nodes: Vec<Redis>,
+    ids: Vec<String>,
 }
 
 impl Cluster {
@@ -694,7 +702,11 @@ impl Cluster {
             builder.cluster = true;
             nodes.push(configure(builder).start().await);
         }
-        let cluster = Self { nodes };
+        let mut ids = Vec::new();
+        for node in &nodes {
+            ids.push(node.command(&["CLUSTER", "MYID"]).await.text().to_owned());
+        }
+        let cluster = Self { nodes, ids };
         cluster.form(masters, replicas).await;
         cluster
     }
@@ -716,14 +728,13 @@ impl Cluster {
         for node in &self.nodes {
             let all = self.nodes.len();
             node.eventually("the cluster's nodes know each other", LONG, async || {
-                let known = node.command(&["CLUSTER", "NODES"]).await;
+                let known = node.ask(&["CLUSTER", "NODES"]).await.ok()?;
                 (known.text().lines().count() == all && !known.text().contains("handshake")).then_some(())
             })
             .await;
         }
         for (at, replica) in self.nodes[masters..].iter().enumerate() {
-            let master = self.nodes[at / replicas].command(&["CLUSTER", "MYID"]).await;
-            replica.command(&["CLUSTER", "REPLICATE", master.text()]).await;
+            replica.command(&["CLUSTER", "REPLICATE", &self.ids[at / replicas]]).await;
         }
         for replica in &self.nodes[masters..] {
             replica
@@ -734,7 +745,7 @@ impl Cluster {
         }
         for node in &self.nodes {
             node.eventually("all nodes know all replicas", LONG, async || {
-                let known = node.command(&["CLUSTER", "NODES"]).await;
+                let known = node.ask(&["CLUSTER", "NODES"]).await.ok()?;
                 let known = known.text().lines().filter(|line| line.contains("slave"));
                 (known.count() == masters * replicas).then_some(())
             })
@@ -747,7 +758,7 @@ impl Cluster {
     pub async fn comes_to_ok(&self) {
         for node in self.nodes.iter().filter(|node| node.is_up()) {
             node.eventually("cluster_state:ok", LONG, async || {
-                let info = node.command(&["CLUSTER", "INFO"]).await;
+                let info = node.ask(&["CLUSTER", "INFO"]).await.ok()?;
                 info.text().contains("cluster_state:ok").then_some(())
             })
             .await;
@@ -804,15 +815,14 @@ impl Cluster {
         replica
     }
 
-    /// A replica of this master that is up.
+    /// A replica of this master that is up; waits until there is one.
     pub async fn replica_of(&self, node: usize) -> usize {
-        let id = self.command_on(node, &["CLUSTER", "MYID"]).await;
-        let replicas = self.command_on(node, &["CLUSTER", "REPLICAS", id.text()]).await;
-        let found = replicas.texts().into_iter().find_map(|line| {
-            let at = line.split(' ').nth(1)?.split('@').next()?.rsplit(':').next()?;
-            self.nodes.iter().position(|node| node.port.to_string() == at && node.is_up())
-        });
-        found.unwrap_or_else(|| panic!("node {node} has no replica: {replicas}"))
+        let found = async || {
+            let replicas = self.command_on(node, &["CLUSTER", "REPLICAS", &self.ids[node]]).await;
+            let ids = replicas.texts().into_iter().filter_map(|line| line.split(' ').next());
+            ids.filter_map(|id| self.with_id(id)).find(|replica| self.nodes[*replica].is_up())
+        };
+        self.nodes[node].eventually("it has a replica", LONG, found).await
     }
 
     /// Waits until a node, once its master's replica, holds slots in the eyes of all that are up.
@@ -839,30 +849,45 @@ impl Cluster {
         self.nodes.iter().find(|node| node.is_up()).expect("a node that is up")
     }
 
-    /// Ranges of slots with the port of each master.
-    async fn ranges(&self, seer: &Redis) -> Vec<(i64, i64, i64)> {
+    /// Clients are told to find this node behind this proxy, and so are replicas of it.
+    pub async fn reach_through(&self, node: usize, proxy: &FaultProxy) {
+        let port = proxy.addr().port().to_string();
+        self.command_on(node, &["CONFIG", "SET", "cluster-announce-port", &port]).await;
+        for seer in self.nodes.iter().filter(|node| node.is_up()) {
+            let known = async || {
+                let nodes = seer.ask(&["CLUSTER", "NODES"]).await.ok()?;
+                nodes.text().contains(&format!("127.0.0.1:{port}@")).then_some(())
+            };
+            seer.eventually("it knows a node by its new port", LONG, known).await;
+        }
+    }
+
+    fn with_id(&self, id: &str) -> Option<usize> {
+        self.ids.iter().position(|other| other == id)
+    }
+
+    /// First and last slot of each range, and its master.
+    async fn ranges(&self, seer: &Redis) -> Vec<(i64, i64, usize)> {
         let ranges = seer.command(&["CLUSTER", "SLOTS"]).await;
         let range = |range: &Reply| {
             let range = range.list();
-            (range[0].int(), range[1].int(), range[2].list()[1].int())
+            Some((range[0].int(), range[1].int(), self.with_id(range[2].list()[2].text())?))
         };
-        ranges.list().iter().map(range).collect()
-    }
-
-    fn at_port(&self, port: i64) -> Option<usize> {
-        self.nodes.iter().position(|node| i64::from(node.port) == port)
+        ranges.list().iter().filter_map(range).collect()
     }
 
     async fn seen_by(&self, seer: &Redis, slot: u16) -> Option<usize> {
-        let ranges = self.ranges(seer).await;
         let slot = i64::from(slot);
-        let (.., port) = ranges.into_iter().find(|(first, last, _)| (*first..=*last).contains(&slot))?;
-        self.at_port(port)
+        let mut ranges = self.ranges(seer).await.into_iter();
+        ranges.find(|(first, last, _)| (*first..=*last).contains(&slot)).map(|(.., node)| node)
     }
 
+    /// The masters that hold slots, each once.
     async fn masters(&self, seer: &Redis) -> Vec<usize> {
-        let ranges = self.ranges(seer).await;
-        ranges.into_iter().filter_map(|(.., port)| self.at_port(port)).collect()
+        let mut masters: Vec<usize> = self.ranges(seer).await.into_iter().map(|(.., node)| node).collect();
+        masters.sort_unstable();
+        masters.dedup();
+        masters
     }
 }
 
@@ -973,7 +998,7 @@ impl Sentinels {
             sentinel.eventually("a failover", LONG, moved).await;
         }
         let new = self.primary().await;
-        let promoted = async || (new.command(&["ROLE"]).await.list()[0] == "master").then_some(());
+        let promoted = async || (new.role().await? == "master").then_some(());
         new.eventually("it is the primary", LONG, promoted).await;
         new
     }
