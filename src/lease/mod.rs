@@ -355,6 +355,7 @@ async fn follow(inner: Arc<Inner>, mut events: broadcast::Receiver<StoreEvent>) 
                     hold.revoked_by_hand(&inner);
                 }
             }
+            Ok(StoreEvent::Resalted) => {} // whoever keeps the fingerprints hears it too
             Ok(StoreEvent::Reconnected) => {
                 for station in inner.stations() {
                     lock(&station.beat).doubt();

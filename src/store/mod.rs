@@ -19,6 +19,7 @@ use crate::model::{
 pub use crate::model::{Candidate, KeySettings};
 
 pub mod memory;
+pub mod redis;
 pub mod rules;
 pub mod text;
 
@@ -391,6 +392,8 @@ pub enum StoreEvent {
     /// The store was away, or another server took its place: what it knows of live leases is in doubt, and
     /// they are to be reasserted now.
     Reconnected,
+    /// The salt of fingerprints is another than before: they are to be made anew and told again.
+    Resalted,
 }
 
 /// The lease store. Every operation is atomic, safe to repeat, and safe to drop.

@@ -22,10 +22,10 @@ use crate::model::{
 };
 
 mod lend;
-mod report;
+pub(super) mod report;
 pub mod rest;
 pub mod subject;
-mod view;
+pub(super) mod view;
 
 pub use lend::Released;
 pub use report::Effect;

@@ -88,7 +88,7 @@ impl Ledger {
 /// The subject a refusal rests. Where its scope names what the request does not have, the next wider
 /// one that it has counts: a group scope without a group means the key, a model scope without a model
 /// the whole subject.
-fn blamed(ask: &Report) -> Subject {
+pub(in crate::store) fn blamed(ask: &Report) -> Subject {
     let scope = match (ask.outcome.class, ask.outcome.proven) {
         (Class::Invalid, true) => Scope::Key,
         (Class::Invalid, false) | (Class::Access | Class::Region, _) => Scope::KeyModel,

@@ -74,6 +74,29 @@ fn bounded(class: Class, said: Duration) -> Option<Duration> {
     }
 }
 
+/// What a class says of the rest that it sets, for a store that applies it elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::store) struct Terms {
+    /// The wait the provider named, bounded.
+    pub(in crate::store) said: Option<Duration>,
+    /// The first wait where it named none.
+    pub(in crate::store) first: Duration,
+    /// Where doubling stops.
+    pub(in crate::store) most: Duration,
+    /// Whether a probation follows.
+    pub(in crate::store) probation: bool,
+    /// Whether only a check or a person ends it.
+    pub(in crate::store) forever: bool,
+}
+
+impl Terms {
+    pub(in crate::store) fn of(class: Class, wait: Option<Duration>, doubt: bool) -> Self {
+        let Policy { first, most, probation } = Policy::of(class);
+        let said = wait.and_then(|said| bounded(class, said));
+        Self { said, first, most, probation, forever: class == Class::Invalid && !doubt }
+    }
+}
+
 /// What was learned about a subject, and from whom.
 #[derive(Debug, Clone)]
 pub struct Evidence {
@@ -148,15 +171,15 @@ impl Rest {
     pub fn after(old: Option<&Self>, evidence: &Evidence, stamp: FencingToken, now: StoreTime) -> Self {
         let old = old.filter(|rest| !rest.is_forgotten(now));
         let policy = Policy::of(evidence.class);
-        let said = evidence.wait.and_then(|said| bounded(evidence.class, said));
+        let Terms { said, forever, .. } = Terms::of(evidence.class, evidence.wait, evidence.doubt);
         let fresh = old.is_none_or(|rest| rest.is_news(evidence, now));
         let known = old.filter(|rest| rest.class == evidence.class).map_or(0, |rest| rest.strikes);
         let counts = policy.grows() && said.is_none() && fresh;
         let strikes = if counts { known.saturating_add(1) } else { known };
-        let until = match (evidence.class, said) {
-            (Class::Invalid, _) if !evidence.doubt => StoreTime::NEVER,
-            (_, Some(said)) => now.plus(said),
-            (_, None) => now.plus(policy.wait(strikes)),
+        let until = match said {
+            _ if forever => StoreTime::NEVER,
+            Some(said) => now.plus(said),
+            None => now.plus(policy.wait(strikes)),
         };
         if let Some(longer) = old.filter(|rest| rest.until >= until) {
             let mut kept = longer.clone();

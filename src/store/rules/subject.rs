@@ -91,6 +91,12 @@ impl Subject {
 #[derive(Debug, Default)]
 pub struct Rests(HashMap<Subject, Rest>);
 
+impl FromIterator<(Subject, Rest)> for Rests {
+    fn from_iter<T: IntoIterator<Item = (Subject, Rest)>>(rests: T) -> Self {
+        Self(rests.into_iter().collect())
+    }
+}
+
 impl Rests {
     /// Whether nothing rests: the usual case, in which nobody need look.
     pub fn is_empty(&self) -> bool {

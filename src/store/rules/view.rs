@@ -1,8 +1,8 @@
 //! The ledger as people see it.
 
-use super::subject::Subject;
-use super::{Key, Ledger, Settings};
-use crate::model::{KeyId, KeyStatus};
+use super::subject::{Rests, Subject};
+use super::{Key, Ledger, Settings, status};
+use crate::model::{Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
 use crate::store::{CooldownView, KeyView, LeaseView, Snapshot, StoreTime};
 
 impl Ledger {
@@ -30,8 +30,37 @@ impl Ledger {
     }
 
     fn key_view(&self, id: &KeyId, key: &Key, settings: &Settings, now: StoreTime) -> KeyView {
-        let status = self.status(id, settings.fingerprint, now);
-        let own = settings.fingerprint.and_then(|secret| self.rests.get(&Subject::Key(id.clone(), secret)));
+        let facts = Facts {
+            id: id.clone(),
+            pool: settings.pool.clone(),
+            group: settings.group.clone(),
+            fingerprint: settings.fingerprint,
+            cap: key.cap(),
+            disabled: key.disabled,
+            in_use: self.in_use(key, now),
+            last_used_at: key.last_used_at,
+        };
+        facts.view(&self.provider, &self.rests, now)
+    }
+}
+
+/// What a store knows of a key beside its rests.
+pub(in crate::store) struct Facts {
+    pub(in crate::store) id: KeyId,
+    pub(in crate::store) pool: PoolName,
+    pub(in crate::store) group: Option<GroupName>,
+    pub(in crate::store) fingerprint: Option<Fingerprint>,
+    pub(in crate::store) cap: u32,
+    pub(in crate::store) disabled: bool,
+    pub(in crate::store) in_use: u32,
+    pub(in crate::store) last_used_at: Option<StoreTime>,
+}
+
+impl Facts {
+    /// The key as people see it.
+    pub(in crate::store) fn view(self, provider: &ProviderName, rests: &Rests, now: StoreTime) -> KeyView {
+        let own = self.fingerprint.and_then(|secret| rests.get(&Subject::Key(self.id.clone(), secret)));
+        let status = status(self.disabled, self.fingerprint.is_some(), own, now);
         let reason = match (status, own) {
             (KeyStatus::Available | KeyStatus::Pending, _) => None,
             (KeyStatus::Disabled, _) => Some("operator"),
@@ -39,33 +68,34 @@ impl Ledger {
             (_, rest) => rest.map(|rest| rest.class.as_str()),
         };
         let ends = own.map(|rest| rest.until).filter(|end| *end > now && *end != StoreTime::NEVER);
+        let cooldowns = self.scoped(provider, rests, now);
         KeyView {
-            id: id.clone(),
-            provider: self.provider.clone(),
-            pool: settings.pool.clone(),
-            group: settings.group.clone(),
+            id: self.id,
+            provider: provider.clone(),
+            pool: self.pool,
+            group: self.group,
             status,
             reason: reason.map(str::to_owned),
             cooldown_until_ms: ends,
-            in_use: self.in_use(key, now),
-            max_concurrent_uses: key.cap(),
-            last_used_at_ms: key.last_used_at,
-            cooldowns: self.scoped(id, settings, now),
+            in_use: self.in_use,
+            max_concurrent_uses: self.cap,
+            last_used_at_ms: self.last_used_at,
+            cooldowns,
         }
     }
 
-    /// The scoped rests that bear on a key with its present secret, whatever the model.
-    fn scoped(&self, id: &KeyId, settings: &Settings, now: StoreTime) -> Vec<CooldownView> {
+    /// The scoped rests that bear on it with its present secret, whatever the model.
+    fn scoped(&self, provider: &ProviderName, rests: &Rests, now: StoreTime) -> Vec<CooldownView> {
         let bears = |subject: &Subject| match subject {
             Subject::Key(..) => false,
-            Subject::KeyModel(key, secret, _) => key == id && settings.fingerprint == Some(*secret),
-            Subject::Group(group) | Subject::GroupModel(group, _) => settings.group.as_ref() == Some(group),
+            Subject::KeyModel(key, secret, _) => *key == self.id && self.fingerprint == Some(*secret),
+            Subject::Group(group) | Subject::GroupModel(group, _) => self.group.as_ref() == Some(group),
             Subject::ProviderModel(_) => true,
         };
-        let resting = self.rests.iter().filter(|(subject, rest)| rest.is_resting(now) && bears(subject));
+        let resting = rests.iter().filter(|(subject, rest)| rest.is_resting(now) && bears(subject));
         let mut views: Vec<CooldownView> = resting
             .map(|(subject, rest)| CooldownView {
-                subject: subject.label(&self.provider),
+                subject: subject.label(provider),
                 reason: rest.class.as_str().to_owned(),
                 since_ms: rest.since,
                 until_ms: rest.until,

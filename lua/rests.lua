@@ -1,0 +1,188 @@
+--[[ rests.lua: cooldowns as the scripts see them. Follows clock.lua in every script that lends or reports.
+  A rest is JSON, in the field `rest:<fingerprint>` of a key's hash where it is the key's own, else in the
+  hash of cooldowns under its subject (`key:<key>@<fingerprint>|<model>`, `group:<group>`,
+  `group:<group>|<model>`, `provider`, `provider|<model>`). Its fields: class, since_ms, until_ms (none: until a
+  check or a person ends it), token (as text), strikes, probation, probe_lease, probed_at_ms, doubt, by_check,
+  status, code. The rules are those of src/store/rules/rest.rs, held against them by the property tests. ]]
+local rests = {
+  FOREVER = math.huge,
+  GROWTH_REMEMBERED = 600000, -- how long a rest's growth is remembered after its end
+  EARLY_PROBE_EVERY = 1800000, -- how often an exhausted subject is tried before its end
+  FINGERPRINTS = 4, -- secrets of one key whose own rests are remembered
+  SCOPED = 1024, -- rests in the hash of cooldowns
+}
+
+function rests.read(text)
+  if not text then return nil end
+  local ok, rest = pcall(cjson.decode, text)
+  if not ok or type(rest) ~= "table" or type(rest.class) ~= "string" then return nil end
+  rest.token = tonumber(rest.token) or 0
+  rest.until_ms = tonumber(rest.until_ms) or rests.FOREVER
+  rest.strikes = tonumber(rest.strikes) or 0
+  rest.probed_at_ms = tonumber(rest.probed_at_ms) or 0
+  return rest
+end
+
+function rests.text(rest)
+  local row = {}
+  for field, value in pairs(rest) do row[field] = value end
+  row.token = string.format("%.0f", rest.token)
+  if rest.until_ms == rests.FOREVER then row.until_ms = nil end
+  return cjson.encode(row)
+end
+
+function rests.is_invalid(rest) return rest.class == "invalid" and not rest.doubt end
+function rests.is_resting(rest) return NOW < rest.until_ms end
+function rests.is_probation(rest) return NOW >= rest.until_ms and rest.probation == true end
+
+function rests.is_forgotten(rest)
+  if NOW < rest.until_ms or rest.probation then return false end
+  return rest.strikes == 0 or NOW >= rest.until_ms + rests.GROWTH_REMEMBERED
+end
+
+-- What a rest says to who wants to lend its subject: a word, and for `cooling` and `early` its end.
+function rests.gate(rest, probe_is_live)
+  if rests.is_invalid(rest) then return "invalid" end
+  if rests.is_resting(rest) then
+    local due = rest.class == "quota" and NOW >= rest.probed_at_ms + rests.EARLY_PROBE_EVERY
+    if due and not probe_is_live then return "early", rest.until_ms end
+    return "cooling", rest.until_ms
+  end
+  if not rest.probation then return "open" end
+  if probe_is_live then return "out" end
+  return "probe"
+end
+
+-- Tokens rise with each lease, also across a loss of data; %.0f, for Lua prints large numbers in E notation.
+function rests.last_token(fence) return tonumber(redis.call("GET", fence) or 0) or 0 end
+function rests.set_token(fence, token) redis.call("SET", fence, string.format("%.0f", token)) end
+
+function rests.next_token(fence)
+  local token = math.max(rests.last_token(fence) + 1, NOW_US)
+  rests.set_token(fence, token)
+  return token
+end
+
+-- A token that cannot have been issued counts as older than all.
+function rests.believed(fence, token)
+  if token <= math.max(rests.last_token(fence), NOW_US) then return token end
+  return 0
+end
+
+-- The longest evidence wins, only a newer lease's refusal grows the wait, and only a success ends a
+-- probation. `evidence`: class, said_ms or nil, first_ms, most_ms, probation, forever, doubt, by_check,
+-- status, code, lease, token.
+function rests.after(old, evidence, stamp)
+  if old and rests.is_forgotten(old) then old = nil end
+  local probed = old and old.probe_lease ~= nil and old.probe_lease == evidence.lease
+  local fresh = not old or (evidence.token > old.token and (NOW >= old.until_ms or probed))
+  local strikes = old and old.class == evidence.class and old.strikes or 0
+  if evidence.most_ms > evidence.first_ms and not evidence.said_ms and fresh then strikes = strikes + 1 end
+  local wait = evidence.said_ms
+    or math.min(evidence.first_ms * 2 ^ math.min(math.max(strikes - 1, 0), 20), evidence.most_ms)
+  local until_ms = evidence.forever and rests.FOREVER or NOW + wait
+  if old and old.until_ms >= until_ms then
+    old.probation = old.probation or evidence.probation or nil
+    if fresh then
+      old.token = stamp
+      if old.class == evidence.class then old.strikes = strikes end
+    end
+    return old
+  end
+  return {
+    class = evidence.class,
+    since_ms = NOW,
+    until_ms = until_ms,
+    token = stamp,
+    strikes = strikes,
+    probation = evidence.probation or (old and old.probation) or nil,
+    probe_lease = old and old.probe_lease or nil,
+    probed_at_ms = NOW,
+    doubt = evidence.doubt or nil,
+    by_check = evidence.by_check or nil,
+    status = evidence.status,
+    code = evidence.code,
+  }
+end
+
+-- A key's status from its own rest, as people see it.
+function rests.status(disabled, fingerprint, own)
+  if disabled then return "disabled" end
+  if not fingerprint then return "pending" end
+  if not own then return "available" end
+  if rests.is_invalid(own) then return "invalid" end
+  if rests.is_resting(own) then
+    return own.class == "rate" and "rate_limited" or own.class == "quota" and "exhausted" or "cooldown"
+  end
+  return rests.is_probation(own) and "probation" or "available"
+end
+
+-- Writes `status`, `reason`, `cooldown_until_ms` and `probe_lease` of a key's hash anew, for people: lending
+-- looks at the rests, and at `status` only for `disabled`.
+function rests.show(key)
+  local known = redis.call("HMGET", key, "status", "fingerprint")
+  local own = known[2] and rests.read(redis.call("HGET", key, "rest:" .. known[2])) or nil
+  local status = rests.status(known[1] == "disabled", known[2], own)
+  redis.call("HSET", key, "status", status)
+  local reason = status == "disabled" and "operator" or nil
+  if own and status ~= "disabled" and status ~= "available" then
+    reason = own.by_check and "check" or own.class
+  end
+  local show = { reason = reason }
+  if own and rests.is_resting(own) and own.until_ms ~= rests.FOREVER then
+    show.cooldown_until_ms = string.format("%.0f", own.until_ms)
+  end
+  if own then show.probe_lease = own.probe_lease end
+  for _, field in ipairs({ "reason", "cooldown_until_ms", "probe_lease" }) do
+    if show[field] then
+      redis.call("HSET", key, field, show[field])
+    else
+      redis.call("HDEL", key, field)
+    end
+  end
+end
+
+-- Writes a key's own rest, and forgets the oldest of another secret where there are too many.
+function rests.set_own(key, fingerprint, rest)
+  local field = "rest:" .. fingerprint
+  if redis.call("HEXISTS", key, field) == 0 then
+    local current = redis.call("HGET", key, "fingerprint")
+    local count, oldest, oldest_since = 0, nil, nil
+    for _, other in ipairs(redis.call("HKEYS", key)) do
+      if string.sub(other, 1, 5) == "rest:" then
+        local known = rests.read(redis.call("HGET", key, other))
+        if not known or rests.is_forgotten(known) then
+          redis.call("HDEL", key, other)
+        else
+          count = count + 1
+          local since = tonumber(known.since_ms) or 0
+          if other ~= "rest:" .. (current or "") and (not oldest or since < oldest_since) then
+            oldest, oldest_since = other, since
+          end
+        end
+      end
+    end
+    if count >= rests.FINGERPRINTS and oldest then redis.call("HDEL", key, oldest) end
+  end
+  redis.call("HSET", key, field, rests.text(rest))
+  rests.show(key)
+end
+
+-- Writes a scoped rest. Models are named by callers, so there is a bound: past it goes what has healed, and
+-- else the one that ends first.
+function rests.set_scoped(cooldowns, subject, rest)
+  if redis.call("HLEN", cooldowns) >= rests.SCOPED and redis.call("HEXISTS", cooldowns, subject) == 0 then
+    local all, first, first_end, forgotten = redis.call("HGETALL", cooldowns), nil, nil, false
+    for at = 1, #all, 2 do
+      local known = rests.read(all[at + 1])
+      if not known or rests.is_forgotten(known) then
+        redis.call("HDEL", cooldowns, all[at])
+        forgotten = true
+      elseif not first or known.until_ms < first_end then
+        first, first_end = all[at], known.until_ms
+      end
+    end
+    if not forgotten and first then redis.call("HDEL", cooldowns, first) end
+  end
+  redis.call("HSET", cooldowns, subject, rests.text(rest))
+end

@@ -1,0 +1,67 @@
+--[[ status.lua: apply a person's, or a check's, word on a key. Follows clock.lua and rests.lua.
+  KEYS[1]  lessor:{p}:fence              string  last fencing token
+  KEYS[2]  lessor:{p}:cooldowns          hash  subject -> rest
+  KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
+  ARGV     1 "disable", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
+           events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check
+  Returns  now in ms, 1, or 0 where nobody serves such a key
+  Atomic   in one step. `clear` also lifts the rests of the key's group, and lifts nothing invalid
+  Again    harmless
+  Clock    Redis TIME ]]
+local FENCE, COOLDOWNS, KEY = KEYS[1], KEYS[2], KEYS[3]
+local WORD, KEY_ID, FINGERPRINT = ARGV[1], ARGV[2], ARGV[3]
+local CHANNEL, SELF, PROVIDER, CLASS = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+
+if redis.call("HEXISTS", KEY, "pool") == 0 then return { NOW, 0 } end
+
+-- Forgets rests of the key, with any secret or with one, that `lifted` names.
+local function lift_own(fingerprint, lifted)
+  for _, field in ipairs(redis.call("HKEYS", KEY)) do
+    local secret = string.match(field, "^rest:(.*)$")
+    if secret and (not fingerprint or secret == fingerprint) then
+      local rest = rests.read(redis.call("HGET", KEY, field))
+      if not rest or lifted(rest) then redis.call("HDEL", KEY, field) end
+    end
+  end
+end
+
+local function lift_scoped(prefix, lifted)
+  for _, subject in ipairs(redis.call("HKEYS", COOLDOWNS)) do
+    if string.sub(subject, 1, #prefix) == prefix then
+      local rest = rests.read(redis.call("HGET", COOLDOWNS, subject))
+      if not rest or lifted(rest) then redis.call("HDEL", COOLDOWNS, subject) end
+    end
+  end
+end
+
+local function always() return true end
+local function valid(rest) return not rests.is_invalid(rest) end
+local function doubted(rest) return rests.is_invalid(rest) or rest.doubt end
+
+if WORD == "disable" then
+  redis.call("HSET", KEY, "status", "disabled")
+elseif WORD == "enable" then
+  redis.call("HSET", KEY, "status", "available")
+  lift_own(nil, rests.is_invalid)
+  lift_scoped("key:" .. KEY_ID .. "@", rests.is_invalid)
+elseif WORD == "clear" then
+  redis.call("HDEL", KEY, "learned_cap", "learned_at_ms")
+  lift_own(nil, valid)
+  lift_scoped("key:" .. KEY_ID .. "@", valid)
+  local group = redis.call("HGET", KEY, "group")
+  if group then
+    redis.call("HDEL", COOLDOWNS, "group:" .. group)
+    lift_scoped("group:" .. group .. "|", always)
+  end
+elseif WORD == "good" then
+  lift_own(FINGERPRINT, doubted)
+  lift_scoped("key:" .. KEY_ID .. "@" .. FINGERPRINT, doubted)
+elseif WORD == "bad" then
+  local stamp = rests.next_token(FENCE)
+  local evidence = { class = CLASS, first_ms = 0, most_ms = 0, forever = true, by_check = true, token = stamp }
+  local rest = rests.after(rests.read(redis.call("HGET", KEY, "rest:" .. FINGERPRINT)), evidence, stamp)
+  rests.set_own(KEY, FINGERPRINT, rest)
+end
+rests.show(KEY)
+redis.call("PUBLISH", CHANNEL, "changed " .. SELF .. " " .. PROVIDER)
+return { NOW, 1 }

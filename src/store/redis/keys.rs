@@ -1,0 +1,195 @@
+//! What is said of keys and leases: reports, settings, a person's word.
+
+use std::sync::Arc;
+
+use super::lend::fresh_epoch;
+use super::values::{Reader, nonsense, text};
+use super::{Call, Shared};
+use crate::model::{Class, GroupName, KeyId, KeyStatus, LeaseId, PoolName, ProviderName};
+use crate::store::rules::report::blamed;
+use crate::store::rules::rest::Terms;
+use crate::store::rules::subject::Subject;
+use crate::store::text::{fingerprint_text, subject_text};
+use crate::store::{
+    Report, Reported, StatusChange, StoreError, StoreEvent, StoreTime, SyncKeys, SyncMode, Synced,
+};
+
+/// How often a sync looks again when a key's pool changes under its hands.
+const SYNC_TRIES: usize = 4;
+
+impl Shared {
+    pub(super) async fn report(&self, ask: Report) -> Result<Reported, StoreError> {
+        let names = self.names.of(&ask.provider);
+        let mut call = Call::default();
+        call.key(names.fence()).key(names.cooldowns()).key(names.key(&ask.key));
+        call.key(names.leases(&ask.key)).key(names.lease(ask.lease));
+        call.arg(match ask.outcome.class {
+            Class::Success => "success",
+            Class::Concurrency => "learn",
+            Class::Caller | Class::Cancelled | Class::Network => "nothing",
+            Class::Rate
+            | Class::Quota
+            | Class::Invalid
+            | Class::Access
+            | Class::Region
+            | Class::Overloaded => "rest",
+        });
+        call.arg(ask.lease.to_string()).arg(ask.key.as_str()).arg(fingerprint_text(ask.fingerprint));
+        call.number(ask.token.0).arg(self.names.channel()).arg(&*self.name).arg(ask.provider.as_str());
+        if ask.outcome.class == Class::Success {
+            let (group, model) = (ask.group.as_ref(), ask.model.as_ref());
+            for subject in Subject::bearing(&ask.key, ask.fingerprint, group, model) {
+                if !subject.is_own() {
+                    call.arg(subject_text(&subject));
+                }
+            }
+        } else {
+            evidence(&mut call, &ask);
+        }
+        let mut answer = self.run(&self.scripts.report, &call).await?;
+        let cooling_until = match answer.number()? {
+            0 => None,
+            -1 => Some(StoreTime::NEVER),
+            until => Some(StoreTime(u64::try_from(until).map_err(|_| nonsense("a bad time"))?)),
+        };
+        let status = answer.text()?;
+        if answer.number()? == 1 {
+            self.tell(StoreEvent::Changed(ask.provider));
+        }
+        Ok(Reported { cooling_until, status: status_of(&status)? })
+    }
+
+    /// Two steps: which pools the keys are in, then all settings at once. Pools that change between the two
+    /// are seen, and looked at again.
+    pub(super) async fn sync_keys(&self, ask: SyncKeys) -> Result<Synced, StoreError> {
+        let replication = self.replication(&ask.provider).await?;
+        for _ in 0..SYNC_TRIES {
+            if let Some(synced) = self.try_sync(&ask, &replication).await? {
+                self.tell(StoreEvent::Changed(ask.provider));
+                return Ok(synced);
+            }
+        }
+        Err(StoreError::Unavailable("other sidecars change the same keys' pools without end".into()))
+    }
+
+    async fn try_sync(&self, ask: &SyncKeys, replication: &str) -> Result<Option<Synced>, StoreError> {
+        let names = self.names.of(&ask.provider);
+        let pools = self.pools_of(&ask.provider, ask.keys.iter().map(|told| &told.key)).await?;
+        let mut call = Call::default();
+        call.key(names.epoch()).key(names.fingerprints()).key(names.keys());
+        call.arg(fresh_epoch()).arg(replication);
+        call.arg(match ask.mode {
+            SyncMode::Replace => "replace",
+            SyncMode::Repair => "repair",
+        });
+        call.arg(self.names.channel()).arg(&*self.name).arg(ask.provider.as_str()).number(ask.keys.len());
+        for (told, was_in) in ask.keys.iter().zip(&pools) {
+            call.key(names.key(&told.key)).key(names.pool(&told.pool));
+            call.key(names.pool(was_in.as_ref().unwrap_or(&told.pool)));
+            call.arg(told.key.as_str()).arg(told.pool.as_str());
+            call.arg(told.group.as_ref().map_or("", GroupName::as_str)).number(told.max_concurrent_uses);
+            call.arg(told.fingerprint.map(fingerprint_text).unwrap_or_default());
+            call.arg(was_in.as_ref().map_or("", PoolName::as_str));
+        }
+        let mut answer = self.run(&self.scripts.sync, &call).await?;
+        answer.text()?; // the epoch
+        if answer.number()? == 0 {
+            return Ok(None);
+        }
+        let mut synced = Synced::default();
+        for told in &ask.keys {
+            if answer.number()? == 1 {
+                synced.differing.push(told.key.clone());
+            }
+            let other = answer.text()?;
+            if let Ok(other) = KeyId::parse(&other) {
+                synced.same_secret.push((told.key.clone(), other));
+            }
+        }
+        Ok(Some(synced))
+    }
+
+    /// The pool that each key is in, as the store knows it.
+    pub(super) async fn pools_of(
+        &self,
+        provider: &ProviderName,
+        keys: impl Iterator<Item = &KeyId>,
+    ) -> Result<Vec<Option<PoolName>>, StoreError> {
+        let names = self.names.of(provider);
+        let mut pipe = redis::pipe();
+        for key in keys {
+            pipe.cmd("HGET").arg(names.key(key)).arg("pool");
+        }
+        if pipe.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut answer = self.pipe(&pipe).await?;
+        let mut pools = Vec::new();
+        while !answer.is_empty() {
+            pools.push(PoolName::parse(&text(answer.value()?)?).ok());
+        }
+        Ok(pools)
+    }
+
+    pub(super) async fn set_status(
+        self: &Arc<Self>,
+        provider: ProviderName,
+        key: KeyId,
+        change: StatusChange,
+    ) -> Result<bool, StoreError> {
+        let names = self.names.of(&provider);
+        let (word, secret) = match &change {
+            StatusChange::Disable => ("disable", None),
+            StatusChange::Enable => ("enable", None),
+            StatusChange::Clear => ("clear", None),
+            StatusChange::CheckedGood(secret) => ("good", Some(*secret)),
+            StatusChange::CheckedBad(secret) => ("bad", Some(*secret)),
+        };
+        let mut call = Call::default();
+        call.key(names.fence()).key(names.cooldowns()).key(names.key(&key));
+        call.arg(word).arg(key.as_str()).arg(secret.map(fingerprint_text).unwrap_or_default());
+        call.arg(self.names.channel()).arg(&*self.name).arg(provider.as_str()).arg(Class::Invalid.as_str());
+        self.said_yes(&mut self.run(&self.scripts.status, &call).await?, || StoreEvent::Changed(provider))
+    }
+
+    pub(super) async fn revoke(&self, provider: ProviderName, lease: LeaseId) -> Result<bool, StoreError> {
+        let mut call = Call::default();
+        call.key(self.names.of(&provider).lease(lease));
+        call.arg(lease.to_string()).arg(self.names.channel()).arg(&*self.name).arg(provider.as_str());
+        self.said_yes(&mut self.run(&self.scripts.revoke, &call).await?, || {
+            StoreEvent::Revoked(provider, lease)
+        })
+    }
+
+    fn said_yes(&self, answer: &mut Reader, event: impl FnOnce() -> StoreEvent) -> Result<bool, StoreError> {
+        let known = answer.number()? == 1;
+        if known {
+            self.tell(event());
+        }
+        Ok(known)
+    }
+}
+
+/// What a refusal says, in the terms of its class.
+fn evidence(call: &mut Call, ask: &Report) {
+    let subject = blamed(ask);
+    let outcome = &ask.outcome;
+    let doubt = outcome.class == Class::Invalid && !outcome.proven;
+    let terms = Terms::of(outcome.class, outcome.wait, doubt);
+    let flag = |set: bool| if set { "1" } else { "0" };
+    call.arg(if subject.is_own() { String::new() } else { subject_text(&subject) });
+    call.arg(outcome.class.as_str());
+    call.arg(terms.said.map(|said| said.as_millis().to_string()).unwrap_or_default());
+    call.number(terms.first.as_millis()).number(terms.most.as_millis());
+    call.arg(flag(terms.probation)).arg(flag(terms.forever)).arg(flag(doubt));
+    call.arg(outcome.status.map(|status| status.to_string()).unwrap_or_default());
+    call.arg(outcome.code.as_deref().unwrap_or_default());
+}
+
+fn status_of(word: &str) -> Result<Option<KeyStatus>, StoreError> {
+    if word.is_empty() {
+        return Ok(None);
+    }
+    let known = KeyStatus::ALL.into_iter().find(|status| status.as_str() == word);
+    known.map(Some).ok_or_else(|| nonsense("an unknown status"))
+}

@@ -1,0 +1,288 @@
+//! Acquire, renew and release, many at a time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+use redis::Value;
+use tokio::time::{Instant, timeout_at};
+
+use super::batch::Batched;
+use super::link::Live;
+use super::values::{Reader, nonsense};
+use super::{CALL_LIMIT, Call, Shared};
+use crate::model::{FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
+use crate::store::text::fingerprint_text;
+use crate::store::{
+    Acquire, Acquired, Candidate, Epoch, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed,
+    StoreError, StoreEvent, StoreTime,
+};
+
+/// How long a sidecar counts as one where somebody waits after it was refused: longer than a queue's head
+/// sleeps between its tries, which is a heartbeat at most, and short enough that nobody is woken for long who
+/// does not wait any more.
+const WAITS_MS: u64 = 15_000;
+
+impl Shared {
+    pub(super) async fn acquire(self: &Arc<Self>, ask: Acquire) -> Result<Acquired, StoreError> {
+        let until = Instant::now() + CALL_LIMIT;
+        let provider = ask.provider.clone();
+        let answer = self.acquires.push(self, |shared| &shared.acquires, &provider, [ask]).pop();
+        let Some(answer) = answer else { return Err(nonsense("nothing")) };
+        match timeout_at(until, answer).await {
+            Ok(Ok(answer)) => answer,
+            // Sent or not, it may yet be: its deadline bounds when.
+            _ => Err(StoreError::TimedOut(CALL_LIMIT)),
+        }
+    }
+
+    pub(super) async fn release(self: &Arc<Self>, asks: Vec<Release>) -> Result<usize, StoreError> {
+        let mut by_provider: HashMap<ProviderName, Vec<Release>> = HashMap::new();
+        for ask in asks {
+            by_provider.entry(ask.provider.clone()).or_default().push(ask);
+        }
+        let mut answers = Vec::new();
+        for (provider, asks) in by_provider {
+            answers.extend(self.releases.push(self, |shared| &shared.releases, &provider, asks));
+        }
+        let mut freed = 0;
+        for answer in answers {
+            freed += answer.await.map_err(|_| StoreError::TimedOut(CALL_LIMIT))??;
+        }
+        Ok(freed)
+    }
+
+    /// The replication id of the server that holds this provider's keys; empty where it is not known.
+    pub(super) async fn replication(&self, provider: &ProviderName) -> Result<Arc<str>, StoreError> {
+        let live = self.live(Instant::now() + CALL_LIMIT).await?;
+        if !live.conn.is_cluster() {
+            return Ok(Arc::clone(&live.replication));
+        }
+        let mut info = redis::cmd("INFO");
+        info.arg("replication");
+        let answer = self.command(&self.names.of(provider).epoch(), &info).await;
+        let text = match answer {
+            Ok(value) => super::values::text(value)?,
+            Err(StoreError::Unavailable(_)) => return Ok("".into()), // no right to ask; a lost node fails the call itself
+            Err(error) => return Err(error),
+        };
+        let id = text.lines().find_map(|line| line.strip_prefix("master_replid:"));
+        let id: Arc<str> = id.map(str::trim).unwrap_or_default().into();
+        let mut histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
+        histories.insert(provider.clone(), Arc::clone(&id));
+        Ok(id)
+    }
+
+    /// The same as it was last known, without a round trip.
+    fn known_replication(&self, live: &Live, provider: &ProviderName) -> Arc<str> {
+        if !live.conn.is_cluster() {
+            return Arc::clone(&live.replication);
+        }
+        let histories = self.histories.lock().unwrap_or_else(PoisonError::into_inner);
+        histories.get(provider).cloned().unwrap_or_default()
+    }
+
+    pub(super) async fn renew(&self, ask: Renew) -> Result<Renewed, StoreError> {
+        let replication = self.replication(&ask.provider).await?;
+        let names = self.names.of(&ask.provider);
+        let mut order: Vec<&KeyId> = Vec::new();
+        let mut index: HashMap<&KeyId, usize> = HashMap::new();
+        for held in &ask.leases {
+            index.entry(&held.key).or_insert_with(|| {
+                order.push(&held.key);
+                order.len()
+            });
+        }
+        let mut call = Call::default();
+        for key in [names.epoch(), names.fence(), names.probes(), names.keys()] {
+            call.key(key);
+        }
+        for key in &order {
+            call.key(names.key(key));
+            call.key(names.leases(key));
+        }
+        let known =
+            ask.epoch.as_ref().map_or("", |epoch| epoch.0.rsplit_once('@').map_or(&*epoch.0, |(id, _)| id));
+        call.arg(known).arg(fresh_epoch()).arg(&*ask.owner.0);
+        call.number(ask.ttl.as_millis()).number(ask.deadline.0).arg(if ask.reassert { "1" } else { "0" });
+        call.arg(&*replication).number(order.len()).number(ask.leases.len());
+        for key in &order {
+            call.arg(key.as_str());
+        }
+        for held in &ask.leases {
+            call.key(names.lease(held.lease));
+            let Held { lease, key, pool, fingerprint, token, app } = held;
+            call.arg(lease.to_string()).number(index[key]).arg(pool.as_str());
+            call.arg(fingerprint_text(*fingerprint)).number(token.0).arg(app.as_str());
+        }
+        let mut answer = self.run(&self.scripts.renew, &call).await?;
+        let epoch = epoch_of(&answer.text()?, &replication);
+        let mut answers = Vec::with_capacity(ask.leases.len());
+        for _ in &ask.leases {
+            answers.push(match answer.number()? {
+                -1 => RenewAnswer::Late,
+                0 => RenewAnswer::Lost,
+                ends => {
+                    RenewAnswer::Renewed(StoreTime(u64::try_from(ends).map_err(|_| nonsense("a bad time"))?))
+                }
+            });
+        }
+        Ok(Renewed { epoch, answers })
+    }
+}
+
+/// The epoch as callers see it: with the server's history, so that a failover is another epoch to them.
+fn epoch_of(id: &str, replication: &str) -> Epoch {
+    if replication.is_empty() { Epoch(id.into()) } else { Epoch(format!("{id}@{replication}").into()) }
+}
+
+/// An id for an epoch, should the store have none.
+pub(super) fn fresh_epoch() -> String {
+    uuid::Uuid::now_v7().simple().to_string()
+}
+
+/// Candidates of a batch, each once.
+#[derive(Default)]
+struct Candidates<'a> {
+    list: Vec<&'a Candidate>,
+    index: HashMap<(&'a KeyId, &'a PoolName, Option<&'a GroupName>, Fingerprint), usize>,
+}
+
+impl<'a> Candidates<'a> {
+    /// Its number, from 1.
+    fn number(&mut self, candidate: &'a Candidate) -> usize {
+        let Candidate { key, pool, group, fingerprint } = candidate;
+        let list = &mut self.list;
+        *self.index.entry((key, pool, group.as_ref(), *fingerprint)).or_insert_with(|| {
+            list.push(candidate);
+            list.len()
+        })
+    }
+}
+
+impl Batched for Acquire {
+    type Answer = Acquired;
+    /// Lua's `unpack` and Redis' patience are both far beyond this; more gains little (FIGURES: 6 µs a lease).
+    const MOST: usize = 32;
+    const AT_ONCE: usize = 2;
+    const MAY_BE_LEFT_OUT: bool = true;
+
+    async fn call(
+        shared: &Arc<Shared>,
+        provider: &ProviderName,
+        asks: &[Self],
+    ) -> Result<Vec<Acquired>, StoreError> {
+        let names = shared.names.of(provider);
+        let mut candidates = Candidates::default();
+        let orders: Vec<Vec<usize>> = asks
+            .iter()
+            .map(|ask| ask.candidates.iter().map(|candidate| candidates.number(candidate)).collect())
+            .collect();
+        let mut call = Call::default();
+        for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
+            call.key(key);
+        }
+        call.arg(fresh_epoch()).arg(&*shared.name).number(WAITS_MS);
+        call.number(candidates.list.len()).number(asks.len());
+        for Candidate { key, pool, group, fingerprint } in &candidates.list {
+            call.key(names.pool(pool)).key(names.key(key)).key(names.leases(key));
+            call.arg(key.as_str()).arg(pool.as_str());
+            call.arg(group.as_ref().map_or("", GroupName::as_str)).arg(fingerprint_text(*fingerprint));
+        }
+        for (ask, order) in asks.iter().zip(&orders) {
+            call.key(names.lease(ask.lease));
+            call.arg(ask.lease.to_string()).arg(&*ask.owner.0).arg(ask.app.as_str());
+            call.arg(ask.model.as_ref().map_or("", |model| model.as_str()));
+            call.number(ask.ttl.as_millis()).number(ask.deadline.0).number(order.len());
+            for number in order {
+                call.number(number);
+            }
+        }
+        let live = shared.live(Instant::now() + CALL_LIMIT).await?;
+        let replication = shared.known_replication(&live, provider);
+        let mut answer = shared.run(&shared.scripts.acquire, &call).await?;
+        let epoch = epoch_of(&answer.text()?, &replication);
+        asks.iter().map(|ask| acquired(ask, answer.value()?, &epoch)).collect()
+    }
+}
+
+fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, StoreError> {
+    let mut answer = Reader::of(answer)?;
+    match answer.number()? {
+        1 => Ok(Acquired::Granted(Grant {
+            key: KeyId::parse(&answer.text()?).map_err(|_| nonsense("a bad key"))?,
+            pool: PoolName::parse(&answer.text()?).map_err(|_| nonsense("a bad pool"))?,
+            token: FencingToken(answer.count()?),
+            expires_at: StoreTime(answer.count()?),
+            probe: answer.number()? == 1,
+            wants_success: answer.number()? == 1,
+            epoch: epoch.clone(),
+        })),
+        0 => {
+            let mut refusal = Refusal {
+                reasons: Vec::with_capacity(ask.candidates.len()),
+                cooldown_end: time(answer.count()?),
+                lease_end: time(answer.count()?),
+            };
+            for candidate in &ask.candidates {
+                refusal.reasons.push((candidate.key.clone(), reason(&mut answer)?));
+            }
+            Ok(Acquired::Refused(refusal))
+        }
+        2 => Ok(Acquired::Late),
+        _ => Err(nonsense("an unknown answer to an acquire")),
+    }
+}
+
+fn time(ms: u64) -> Option<StoreTime> {
+    (ms > 0).then_some(StoreTime(ms))
+}
+
+fn reason(answer: &mut Reader) -> Result<Reason, StoreError> {
+    let word = answer.text()?;
+    let value = answer.value()?;
+    match word.as_str() {
+        "member" => Ok(Reason::NotMember),
+        "settings" => Ok(Reason::NoSettings),
+        "full" => Ok(Reason::Full),
+        "cooling" => {
+            let end = super::values::number(&value)?;
+            Ok(Reason::Cooling(StoreTime(u64::try_from(end).map_err(|_| nonsense("a bad time"))?)))
+        }
+        "unusable" => match super::values::text(value)?.as_str() {
+            "disabled" => Ok(Reason::Unusable(KeyStatus::Disabled)),
+            "invalid" => Ok(Reason::Unusable(KeyStatus::Invalid)),
+            _ => Err(nonsense("an unknown status")),
+        },
+        _ => Err(nonsense("an unknown reason")),
+    }
+}
+
+impl Batched for Release {
+    /// Slots freed: 0 or 1. Which of a batch was freed is not told apart, only how many were.
+    type Answer = usize;
+    const MOST: usize = 256;
+    const AT_ONCE: usize = 1;
+    const MAY_BE_LEFT_OUT: bool = false;
+
+    async fn call(
+        shared: &Arc<Shared>,
+        provider: &ProviderName,
+        asks: &[Self],
+    ) -> Result<Vec<usize>, StoreError> {
+        let names = shared.names.of(provider);
+        let mut call = Call::default();
+        call.key(names.probes()).key(names.waiting());
+        call.arg(shared.names.channel()).arg(&*shared.name).arg(provider.as_str()).number(asks.len());
+        for Release { lease, key, pool, .. } in asks {
+            call.key(names.leases(key)).key(names.lease(*lease));
+            call.arg(lease.to_string()).arg(key.as_str()).arg(pool.as_str());
+        }
+        let mut answer = shared.run(&shared.scripts.release, &call).await?;
+        let freed = usize::try_from(answer.count()?).unwrap_or(usize::MAX);
+        if answer.number()? == 1 {
+            // Those who wait for its group's or its provider's probe wait for other keys too.
+            shared.tell(StoreEvent::Changed(provider.clone()));
+        }
+        Ok((0..asks.len()).map(|nth| usize::from(nth < freed)).collect())
+    }
+}

@@ -1,0 +1,92 @@
+//! Redis as a store: the contract on a clock that tests turn by hand, and what only a server can do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lessor::config::{HostPort, RedisConfig, Topology};
+use lessor::store::redis::RedisStore;
+use lessor::store::{Store, StoreTime};
+use store_contract::Backend;
+use support::redis::Redis;
+
+mod store_contract;
+mod support;
+
+/// A clock that stands still between steps: the scripts read it from a key, which the test writes.
+const TURNED_BY_HAND: &str = r#"
+local NOW = tonumber(redis.call("GET", "clock"))
+local NOW_US = NOW * 1000
+"#;
+
+/// Far ahead of the real clock, so that Redis' own expiry of hashes never comes first.
+const BEGINNING: u64 = 4_000_000_000_000;
+
+fn at(redis: &Redis) -> RedisConfig {
+    let addr = redis.addr();
+    RedisConfig {
+        topology: Topology::Single(HostPort { host: addr.ip().to_string(), port: addr.port() }),
+        tls: false,
+        ca_file: None,
+        db: 0,
+        username: None,
+        password: None,
+        sentinel_username: None,
+        sentinel_password: None,
+        shown: redis.url(),
+    }
+}
+
+/// A server of its own, and a hand on its time.
+struct Served {
+    redis: Redis,
+    store: RedisStore,
+    now: std::sync::atomic::AtomicU64,
+}
+
+impl Served {
+    async fn set_clock(&self, now: u64) {
+        self.redis.command(&["SET", "clock", &now.to_string()]).await;
+        self.store.ping().await.unwrap();
+    }
+}
+
+impl Backend for Served {
+    const TTL: Duration = Duration::from_secs(2);
+    /// The store's estimate of the clock runs on between answers.
+    const SLACK: Duration = Duration::from_millis(400);
+
+    async fn fresh() -> Self {
+        let redis = Redis::start().await;
+        redis.command(&["SET", "clock", &BEGINNING.to_string()]).await;
+        let store = RedisStore::open_with_clock(&at(&redis), "lessor", TURNED_BY_HAND).await.unwrap();
+        Self { redis, store, now: BEGINNING.into() }
+    }
+
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.store.clone())
+    }
+
+    async fn pass(&self, time: Duration) -> bool {
+        let ms = u64::try_from(time.as_millis()).unwrap();
+        let now = self.now.fetch_add(ms, std::sync::atomic::Ordering::SeqCst) + ms;
+        self.set_clock(now).await;
+        true
+    }
+
+    async fn lose_data(&mut self) -> bool {
+        self.redis.command(&["FLUSHALL"]).await;
+        self.set_clock(self.now.load(std::sync::atomic::Ordering::SeqCst)).await;
+        true
+    }
+}
+
+store_contract!(Served);
+
+#[tokio::test]
+async fn the_stores_time_is_the_servers() {
+    let world = Served::fresh().await;
+    assert!(world.store.now() >= StoreTime(BEGINNING));
+    world.pass(Duration::from_hours(1)).await;
+    assert!(world.store.now() >= StoreTime(BEGINNING + 3_600_000));
+}
