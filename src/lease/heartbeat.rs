@@ -28,8 +28,9 @@ use crate::store::{Epoch, Renew, RenewAnswer, Renewed, StoreError};
 
 /// Leases in one renewal call.
 const CHUNK: usize = 1000;
-/// How soon a failed renewal is tried again; the heartbeat, if that is shorter.
-const RETRY: Duration = Duration::from_secs(1);
+/// How soon a failed renewal is tried again: a tenth of the heartbeat, within these bounds. The margin
+/// between the heartbeat and a lease's local deadline must hold several tries.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long the task sleeps when there is nothing to do.
 const IDLE: Duration = Duration::from_hours(1);
 
@@ -137,7 +138,7 @@ impl Beat {
         let next = if must_reassert && !saw.failed && !round.reassert {
             now
         } else if must_reassert || saw.late {
-            now + RETRY.min(inner.lease.heartbeat)
+            now + (inner.lease.heartbeat / 10).clamp(RETRY.0, RETRY.1)
         } else if self.reassert {
             now // a grant meanwhile came from another life of the store
         } else {

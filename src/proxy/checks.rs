@@ -126,8 +126,8 @@ impl Checks {
     async fn apply(&self, provider: &ProviderName, key: &KeyId, found: &CheckOutcome) {
         let Some(known) = self.0.ring.of(provider.as_str()).and_then(|keys| keys.key(key)) else { return };
         let change = match found.class {
-            Class::Success => StatusChange::CheckedGood(known.fingerprint),
-            Class::Invalid => StatusChange::CheckedBad(known.fingerprint),
+            Class::Success => StatusChange::CheckedGood(known.fingerprint()),
+            Class::Invalid => StatusChange::CheckedBad(known.fingerprint()),
             _ => return,
         };
         if let Err(error) = self.0.store.set_status(provider.clone(), key.clone(), change).await {

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
+
 use crate::config::{Config, KeyConfig, Provider, Strategy};
 use crate::model::{Candidate, Fingerprint, KeyId, KeySettings, ModelName, PoolName, ProviderName};
 
@@ -16,7 +18,19 @@ const IDLE_SATURATES: Duration = Duration::from_mins(5);
 
 /// All keys of all served providers.
 #[derive(Debug)]
-pub struct Ring(HashMap<ProviderName, Arc<ProviderKeys>>);
+pub struct Ring {
+    providers: HashMap<ProviderName, Arc<ProviderKeys>>,
+    salt: ArcSwap<Salt>,
+}
+
+/// The salt of fingerprints; it prints as nothing, for it would let a reader test guesses of a secret.
+struct Salt([u8; 32]);
+
+impl std::fmt::Debug for Salt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Salt(..)")
+    }
+}
 
 /// One provider's keys.
 #[derive(Debug)]
@@ -37,7 +51,7 @@ pub struct RingKey {
     /// Its settings and secret.
     pub config: KeyConfig,
     /// Its secret's fingerprint under the store's salt.
-    pub fingerprint: Fingerprint,
+    fingerprint: ArcSwap<Fingerprint>,
     off: AtomicBool,
     in_flight: AtomicU32,
     /// Ms since the ring's birth at which it was last lent, plus one; 0: never.
@@ -94,8 +108,9 @@ fn sorted_ids(keys: &ProviderKeys, members: &[(usize, usize)]) -> Arc<[KeyId]> {
 }
 
 impl Ring {
-    /// From the configuration, with fingerprints under the store's `salt`.
-    pub fn new(config: &Config, salt: &[u8; 32]) -> Self {
+    /// From the configuration, with fingerprints under a salt of its own until the store's is known.
+    pub fn new(config: &Config) -> Self {
+        let salt: [u8; 32] = rand::random();
         let fallbacks: HashMap<PoolName, Vec<PoolName>> =
             config.pools.iter().map(|(name, to)| (name.clone(), to.clone())).collect();
         let keys_of = |provider: &Arc<Provider>| ProviderKeys {
@@ -104,36 +119,58 @@ impl Ring {
                 .keys
                 .iter()
                 .filter(|key| key.provider == provider.name)
-                .map(|key| RingKey::new(key, salt))
+                .map(|key| RingKey::new(key, &salt))
                 .collect(),
             fallbacks: fallbacks.clone(),
             strategy: config.strategy,
             turn: AtomicUsize::new(0),
             born: Instant::now(),
         };
-        Self(config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each)))).collect())
+        let keys = config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each))));
+        Self { providers: keys.collect(), salt: ArcSwap::from_pointee(Salt(salt)) }
+    }
+
+    /// The salt in use.
+    pub fn salt(&self) -> [u8; 32] {
+        self.salt.load().0
+    }
+
+    /// Makes all fingerprints under another salt.
+    pub fn salt_with(&self, salt: &[u8; 32]) {
+        if self.salt() == *salt {
+            return;
+        }
+        for key in self.providers.values().flat_map(|keys| &keys.keys) {
+            key.fingerprint.store(Arc::new(Fingerprint::of(&key.config.secret, salt)));
+        }
+        self.salt.store(Arc::new(Salt(*salt)));
     }
 
     /// One provider's keys.
     pub fn of(&self, provider: &str) -> Option<&Arc<ProviderKeys>> {
-        self.0.get(provider)
+        self.providers.get(provider)
     }
 
     /// All providers' keys.
     pub fn all(&self) -> impl Iterator<Item = &Arc<ProviderKeys>> {
-        self.0.values()
+        self.providers.values()
     }
 }
 
 impl RingKey {
     fn new(config: &KeyConfig, salt: &[u8; 32]) -> Self {
         Self {
-            fingerprint: Fingerprint::of(&config.secret, salt),
+            fingerprint: ArcSwap::from_pointee(Fingerprint::of(&config.secret, salt)),
             off: AtomicBool::new(config.disabled),
             in_flight: AtomicU32::new(0),
             last_lent: AtomicU64::new(0),
             config: config.clone(),
         }
+    }
+
+    /// Its secret's fingerprint.
+    pub fn fingerprint(&self) -> Fingerprint {
+        **self.fingerprint.load()
     }
 
     /// What the store is told of it.
@@ -143,7 +180,7 @@ impl RingKey {
             pool: self.config.pool.clone(),
             group: self.config.group.clone(),
             max_concurrent_uses: self.config.max_concurrent_uses,
-            fingerprint: Some(self.fingerprint),
+            fingerprint: Some(self.fingerprint()),
         }
     }
 
@@ -259,7 +296,7 @@ impl ProviderKeys {
             key: key.config.id.clone(),
             pool: key.config.pool.clone(),
             group: key.config.group.clone(),
-            fingerprint: key.fingerprint,
+            fingerprint: key.fingerprint(),
         }
     }
 

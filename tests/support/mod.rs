@@ -8,6 +8,7 @@
 pub mod client;
 pub mod fault;
 pub mod lessor;
+pub mod oracle;
 pub mod plays;
 pub mod provider;
 pub mod redis;
