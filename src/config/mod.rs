@@ -425,36 +425,3 @@ pub enum WaitFormat {
     /// Seconds or ms since the epoch, told apart by size; small numbers are seconds from now.
     Epoch,
 }
-
-// TEMPORARY: replaced by the config branch.
-#[allow(missing_docs)]
-#[derive(Debug, Clone)]
-pub struct RedisConfig {
-    pub topology: Topology,
-    pub tls: bool,
-    pub ca_file: Option<std::path::PathBuf>,
-    pub db: i64,
-    pub username: Option<String>,
-    pub password: Option<crate::model::Secret>,
-    pub sentinel_username: Option<String>,
-    pub sentinel_password: Option<crate::model::Secret>,
-    pub shown: String,
-}
-#[allow(missing_docs)]
-#[derive(Debug, Clone)]
-pub enum Topology {
-    Single(HostPort),
-    Sentinel { sentinels: Vec<HostPort>, primary: String },
-    Cluster(Vec<HostPort>),
-}
-#[allow(missing_docs)]
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostPort {
-    pub host: String,
-    pub port: u16,
-}
-impl std::fmt::Display for HostPort {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
-    }
-}
