@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Address, Config};
+use crate::config::{Address, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, CheckResult, Hands};
 use crate::control::banner::{Doors, banner};
 use crate::forward::dial::Denied;
@@ -42,6 +42,9 @@ pub enum RunError {
     /// The store said no.
     #[error("the store could not be opened")]
     Store(#[from] StoreError),
+    /// The store is of a kind that this build does not have.
+    #[error("store.url is {0}, which this build does not have yet; use \"memory:\"")]
+    NoSuchStore(String),
     /// The system said no.
     #[error("signals cannot be watched")]
     Signals(#[from] std::io::Error),
@@ -91,7 +94,7 @@ struct Running {
 impl Running {
     async fn start(config: &Arc<Config>) -> Result<Self, RunError> {
         let metrics = Metrics::new();
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let store = open_store(config)?;
         let ring = Arc::new(Ring::new(config, &store.salt(None).await?));
         let owner = OwnerId::fresh();
         tell_store(&*store, &ring, &owner).await?;
@@ -157,6 +160,14 @@ impl Running {
             () = ending => tracing::info!("stopped"),
             () = signals.next() => tracing::warn!("stopped at once by a second signal"),
         }
+    }
+}
+
+/// The store that `[store]` names.
+fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
+    match &config.store.url {
+        StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
+        url @ (StoreUrl::Sqlite(_) | StoreUrl::Redis(_)) => Err(RunError::NoSuchStore(url.to_string())),
     }
 }
 
