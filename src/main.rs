@@ -63,7 +63,9 @@ fn check(cli: &Cli) -> ExitCode {
         Ok(config) if cli.options.json => {
             let (keys, providers) = (config.keys.len(), config.providers.len());
             let found = serde_json::json!({
-                "ok": true, "config": config.origin, "keys": keys, "providers": providers, "warnings": config.warnings,
+                "ok": true, "config": config.origin, "keys": keys, "providers": providers,
+                "store": { "kind": config.store.url.kind(), "url": config.store.url.to_string() },
+                "warnings": config.warnings,
             });
             say(&found.to_string());
             Exit::Ok.into()
@@ -77,10 +79,11 @@ fn check(cli: &Cli) -> ExitCode {
                 tell(&format!("warning: {warning}"));
             }
             say(&format!(
-                "{}: ok, {} keys of {} providers",
+                "{}: ok, {} keys of {} providers, store {}",
                 config.origin,
                 config.keys.len(),
-                config.providers.len()
+                config.providers.len(),
+                config.store.url
             ));
             Exit::Ok.into()
         }

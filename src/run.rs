@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Address, Config};
+use crate::config::{Address, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, CheckResult, Hands};
 use crate::control::banner::{Doors, banner};
 use crate::fleet::Fleet;
@@ -26,6 +26,7 @@ use crate::proxy::{Checks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::ring::Ring;
 use crate::store::memory::MemoryStore;
+use crate::store::redis::RedisStore;
 use crate::store::{Store, StoreError};
 
 /// How long the admin doors may take to close at the end.
@@ -43,6 +44,9 @@ pub enum RunError {
     /// The store said no.
     #[error("the store could not be opened")]
     Store(#[from] StoreError),
+    /// The store is of a kind that this build does not have.
+    #[error("store.url is {0}, which this build does not have yet; use \"memory:\"")]
+    NoSuchStore(String),
     /// The system said no.
     #[error("signals cannot be watched")]
     Signals(#[from] std::io::Error),
@@ -165,11 +169,13 @@ impl Running {
     }
 }
 
-/// Opens what `store.url` names.
-#[allow(clippy::unused_async, clippy::unnecessary_wraps)]
+/// Opens the store that `[store]` names.
 async fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
-    let _ = config;
-    Ok(Arc::new(MemoryStore::new()))
+    match &config.store.url {
+        StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
+        url @ StoreUrl::Sqlite(_) => Err(RunError::NoSuchStore(url.to_string())),
+        StoreUrl::Redis(redis) => Ok(Arc::new(RedisStore::open(redis, &config.store.prefix).await?)),
+    }
 }
 
 async fn bind_proxy(config: &Config) -> Result<(Vec<Listener>, Vec<Address>), BindError> {

@@ -55,6 +55,18 @@ async fn check_accepts_a_good_file_without_serving() {
 }
 
 #[tokio::test]
+async fn check_says_which_store_without_its_credentials() {
+    let home = home_with(&format!("[store]\nurl = {{ env = \"REDIS_URL\" }}\n{KEY}"));
+    let variables = [("A", "sk-a"), ("REDIS_URL", "rediss://lessor:canary@redis.internal/2")];
+    let ran = home.run_with(&["check", "--config", "lessor.toml"], &variables).await;
+    assert!(ran.ok().contains("store rediss://redis.internal:6379/2"), "{ran:?}");
+    let json = home.run_with(&["check", "--config", "lessor.toml", "--json"], &variables).await.json();
+    assert_eq!(json["store"]["kind"], "redis");
+    assert_eq!(json["store"]["url"], "rediss://redis.internal:6379/2");
+    assert!(!format!("{ran:?}{json}").contains("canary"));
+}
+
+#[tokio::test]
 async fn check_names_every_mistake_at_once_with_line_caret_and_the_nearest_name() {
     let toml = format!(
         "[lease]\nttl = \"30s\"\nheartbeat = \"45s\"\n\n[queue]\nmax_wiat = \"10s\"\n\n{KEY}max_concurrent_uses = 0\n"

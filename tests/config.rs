@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use lessor::config::{self, Address, Config, OnLost, load_file, load_listen, load_str};
+use lessor::config::{
+    self, Address, Config, HostPort, OnLost, RedisConfig, StoreUrl, Topology, load_file, load_listen,
+    load_str,
+};
 use proptest::prelude::*;
 
 /// The environment of every test here. The canary must never be seen in a message.
@@ -19,6 +22,12 @@ fn env(name: &str) -> Option<String> {
         "CHECKOUT_TOKEN" => Some("checkout-token".into()),
         "ADMIN_TOKEN" => Some("admin-token".into()),
         "EMPTY" => Some(String::new()),
+        "REDIS_PASSWORD" => Some(format!("p/{CANARY}")),
+        "SENTINEL_PASSWORD" => Some(format!("s/{CANARY}")),
+        "REDIS_URL" => Some(format!("rediss://lessor:p%2F%40{CANARY}@Redis.internal:6380/2")),
+        "REDIS_URL_USER" => Some("redis://lessor@127.0.0.1".into()),
+        "REDIS_URL_BAD" => Some(format!("redis://:{CANARY}/x@host")),
+        "REDIS_URL_KIND" => Some(format!("{CANARY}://host")),
         "TWO_LINES" => Some(format!("{CANARY}\n{CANARY}")),
         _ => None,
     }
@@ -49,7 +58,8 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.listen.proxy, [Address::Tcp("127.0.0.1:8321".parse().unwrap())]);
     assert_eq!(config.listen.admin.to_string(), "127.0.0.1:8322");
     assert!(config.listen.response_headers && config.intercept && config.proxy.tunnel_other_hosts);
-    assert_eq!((config.store.url.as_str(), config.store.prefix.as_str()), ("memory:", "lessor"));
+    assert!(matches!(config.store.url, StoreUrl::Memory));
+    assert_eq!((config.store.url.to_string().as_str(), config.store.prefix.as_str()), ("memory:", "lessor"));
     assert_eq!(config.lease.ttl, Duration::from_secs(30));
     assert_eq!(config.lease.heartbeat, Duration::from_secs(10));
     assert_eq!((config.lease.on_lost, config.lease.max_duration), (OnLost::Abort, None));
@@ -276,6 +286,18 @@ fn no_message_shows_a_secret_wherever_it_was_pasted() {
         format!("[apps.\"sk-{CANARY}\"]\n"),
         format!("[store]\nurl = \"redis://:{CANARY}@host\"\n"),
         format!("[store]\nurl = \"foo://u:{CANARY}@host\"\nprefix = 1\n"),
+        format!("[store]\nurl = \"redis://u:{CANARY}\"\n"),
+        format!("[store]\nurl = \"redis:u:{CANARY}@host\"\n"),
+        format!("[store]\nurl = \"redis://u:{CANARY}/x@host\"\n"),
+        format!("[store]\nurl = \"redis://host?password={CANARY}\"\n"),
+        format!("[store]\nurl = \"redis-sentinel://a,u:{CANARY}@b/primary\"\n"),
+        "[store]\nurl = { env = \"REDIS_URL_BAD\" }\n".into(),
+        "[store]\nurl = { env = \"REDIS_URL_KIND\" }\n".into(),
+        "[store]\nurl = { env = \"REDIS_URL\" }\npassword = 3\n".into(),
+        "[store]\nurl = { env = \"REDIS_URL\" }\npassword = { env = \"REDIS_PASSWORD\" }\n".into(),
+        format!("[store]\nurl = \"redis://h\"\npassword = \"{CANARY}\"\n"),
+        format!("[store]\nurl = \"redis://h\"\nsentinel_password = \"{CANARY}\"\n"),
+        format!("[store]\nurl = \"redis://h\"\npasswrd = \"{CANARY}\"\n"),
         format!("[providers.x]\nbase_url = \"https://u:{CANARY}@host/\"\nhosts = 3\n"),
         format!("[providers.x]\nsecret = \"{CANARY}\"\nbase_url = 3\n"),
         format!("[providers.x]\nbase_url = 3\ninject = {{ header = 1, token = \"{CANARY}\" }}\n"),
@@ -384,9 +406,6 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("[timeouts]\nidle = \"0s\"\n", "timeouts.idle is 0s, must be at least 1ms"),
         ("[timeouts]\nidle = \"9999d\"\n", "must be at most"),
         ("[limits]\nmax_header_bytes = 100\n", "must be at least 8192 bytes"),
-        ("[store]\nurl = \"redis://h\"\n", "store.url is of kind redis:, which this build does not have yet"),
-        ("[store]\nurl = \"sqlite:///a\"\n", "kind sqlite:, which this build does not have yet"),
-        ("[store]\nurl = \"mysql://h\"\n", "store.url is of an unknown kind, \"mysql\""),
         ("[store]\nprefix = \"a{b}\"\n", "must be 1 to 64 of"),
         ("[proxy]\nother_hosts = \"allow\"\n", "must be \"tunnel\" or \"deny\""),
         (
@@ -444,6 +463,197 @@ fn values_that_do_not_fit_each_other_are_refused() {
     ] {
         let said = refused(text);
         assert!(said.contains(want), "{text}\n{said}");
+    }
+}
+
+/// What `[store]` with these lines becomes.
+fn store(lines: &str) -> StoreUrl {
+    load(&format!("[store]\n{lines}\n")).unwrap_or_else(|said| panic!("{lines}\n{said}")).store.url
+}
+
+fn redis(lines: &str) -> RedisConfig {
+    match store(lines) {
+        StoreUrl::Redis(redis) => redis,
+        other => panic!("{lines} is {other:?}"),
+    }
+}
+
+fn at(host: &str, port: u16) -> HostPort {
+    HostPort { host: host.into(), port }
+}
+
+#[test]
+fn every_kind_of_store_is_read_and_shown_as_it_was_understood() {
+    for (url, kind, shown) in [
+        ("memory:", "memory", "memory:"),
+        ("sqlite:///var/lib/lessor/state.db", "sqlite", "sqlite:///var/lib/lessor/state.db"),
+        ("sqlite:/var/x.db", "sqlite", "sqlite:///var/x.db"),
+        // As all paths here: from the directory of the file.
+        ("sqlite:state/x.db", "sqlite", "sqlite:config/state/x.db"),
+        ("redis://h", "redis", "redis://h:6379"),
+        ("redis://H.internal:7000/3", "redis", "redis://h.internal:7000/3"),
+        ("redis://h/", "redis", "redis://h:6379"),
+        ("rediss://[2001:DB8::1]:7000", "redis", "rediss://[2001:db8::1]:7000"),
+        ("redis://[::1]/0", "redis", "redis://[::1]:6379"),
+        ("redis-sentinel://a,b:7/main", "redis", "redis-sentinel://a:26379,b:7/main"),
+        ("rediss-sentinel://a/main/2", "redis", "rediss-sentinel://a:26379/main/2"),
+        ("redis-cluster://a,[::2]:7", "redis", "redis-cluster://a:6379,[::2]:7"),
+        ("rediss-cluster://a/0", "redis", "rediss-cluster://a:6379"),
+    ] {
+        let read = store(&format!("url = \"{url}\""));
+        assert_eq!((read.kind(), read.to_string().as_str()), (kind, shown), "{url}");
+    }
+    let single = redis("url = \"redis://h:7/2\"");
+    assert_eq!((single.topology, single.tls, single.db), (Topology::Single(at("h", 7)), false, 2));
+    let sentinels = redis("url = \"rediss-sentinel://a,[::2]:7/main/3\"");
+    let all = vec![at("a", 26379), at("::2", 7)];
+    assert_eq!(sentinels.topology, Topology::Sentinel { sentinels: all, primary: "main".into() });
+    assert_eq!((sentinels.tls, sentinels.db), (true, 3));
+    let cluster = redis("url = \"redis-cluster://a,b:7\"");
+    assert_eq!(cluster.topology, Topology::Cluster(vec![at("a", 6379), at("b", 7)]));
+}
+
+#[test]
+fn the_credentials_of_a_store_stand_beside_its_url_and_debug_shows_none() {
+    let read = redis(
+        "url = \"rediss-sentinel://a/main\"\nusername = \"lessor\"\npassword = { env = \"REDIS_PASSWORD\" }\n\
+         sentinel_username = \"watch\"\nsentinel_password = { env = \"SENTINEL_PASSWORD\" }",
+    );
+    assert_eq!(read.username.as_deref(), Some("lessor"));
+    assert_eq!(read.password.as_ref().unwrap().expose(), format!("p/{CANARY}"));
+    assert_eq!(read.sentinel_username.as_deref(), Some("watch"));
+    assert_eq!(read.sentinel_password.as_ref().unwrap().expose(), format!("s/{CANARY}"));
+    assert!(!format!("{read:?}").contains(CANARY));
+    // A password needs no user: it is the default user's then.
+    let read = redis("url = \"rediss://h\"\npassword = { env = \"REDIS_PASSWORD\" }");
+    assert!(read.username.is_none() && read.password.is_some());
+}
+
+#[test]
+fn a_url_from_a_variable_or_a_file_may_hold_its_credentials_which_are_decoded_and_never_shown() {
+    let read = redis("url = { env = \"REDIS_URL\" }");
+    assert_eq!(read.topology, Topology::Single(at("redis.internal", 6380)));
+    assert_eq!((read.username.as_deref(), read.db, read.tls), (Some("lessor"), 2, true));
+    assert_eq!(read.password.as_ref().unwrap().expose(), format!("p/@{CANARY}"));
+    assert_eq!(read.shown, "rediss://redis.internal:6380/2");
+    assert!(!format!("{read:?}").contains(CANARY));
+    // The user there, the password here.
+    let read = redis("url = { env = \"REDIS_URL_USER\" }\npassword = { env = \"REDIS_PASSWORD\" }");
+    assert_eq!(read.username.as_deref(), Some("lessor"));
+    let dir = tempfile::tempdir().unwrap();
+    let (file, ca) = (dir.path().join("url"), dir.path().join("ca.pem"));
+    std::fs::write(&file, "rediss-cluster://:s%25@a,b\n").unwrap();
+    std::fs::write(&ca, "").unwrap();
+    let lines = format!("url = {{ file = \"{}\" }}\nca_file = \"{}\"", file.display(), ca.display());
+    let read = redis(&lines);
+    assert_eq!(
+        (read.password.unwrap().expose(), read.shown.as_str()),
+        ("s%", "rediss-cluster://a:6379,b:6379")
+    );
+    assert_eq!(read.ca_file.unwrap(), ca);
+}
+
+#[test]
+fn what_cannot_be_a_store_is_refused_with_the_rule_and_a_password_in_the_file_with_the_way_out() {
+    let text = refused(&format!("[store]\nurl = \"redis://lessor:{CANARY}@h\"\n"));
+    let want = r#"config/lessor.toml:2: store.url must not hold a user or a password in this file: say store.username and store.password = { env = "REDIS_PASSWORD" }, or store.url = { env = "REDIS_URL" }
+  2 | url = …
+    |       ^"#;
+    assert_eq!(text, want);
+    let secret = "password = { env = \"REDIS_PASSWORD\" }";
+    for (lines, want) in [
+        ("url = \"mysql://h\"", "store.url is of an unknown kind, \"mysql\"; known are `memory`, `sqlite`"),
+        ("url = \"redis-sentinal://h/p\"", "\"redis-sentinal\"; did you mean `redis-sentinel`?"),
+        ("url = \"memory\"", "store.url is \"memory\", must be \"memory:\""),
+        ("url = \"memory://\"", "must be \"memory:\", with nothing behind it"),
+        ("url = 3", "store.url is 3, must be a URL"),
+        ("url = { evn = \"A\" }", "`evn` is no field of store.url; did you mean `env`?"),
+        ("url = { env = \"NO_SUCH\" }", "store.url: the environment variable NO_SUCH is not set"),
+        ("url = \"sqlite://state.db\"", "must be \"sqlite:///absolute/path\" or \"sqlite:relative/path\""),
+        ("url = \"sqlite:\"", "names no file"),
+        ("url = \"sqlite:///var/lib/\"", "names no file"),
+        ("url = \"sqlite::memory:\"", "for this process alone use \"memory:\""),
+        ("url = \"sqlite:///a?mode=rwc\"", "must be a path alone"),
+        ("url = \"redis:h\"", "must have // behind its kind"),
+        ("url = \"redis://\"", "must name its servers"),
+        ("url = \"redis://h:\"", "must name its servers"),
+        ("url = \"redis://h:0\"", "must name its servers"),
+        ("url = \"redis://h:65536\"", "must name its servers"),
+        ("url = \"redis://::1\"", "with IPv6 in brackets"),
+        ("url = \"redis://[::1\"", "with IPv6 in brackets"),
+        ("url = \"redis://h1,h2\"", "names several servers"),
+        ("url = \"redis-cluster://h1,,h2\"", "must name its servers"),
+        ("url = \"redis-cluster://h,H:6379\"", "names a server twice"),
+        ("url = \"redis://h/x\"", "must name its database by a number"),
+        ("url = \"redis://h/-1\"", "must name its database by a number"),
+        ("url = \"redis://h/1/2\"", "no more than a database's number"),
+        ("url = \"redis-cluster://h/1\"", "must name no database but 0"),
+        ("url = \"redis-sentinel://h\"", "must name the primary as the sentinels do"),
+        ("url = \"redis-sentinel://h/\"", "must name the primary as the sentinels do"),
+        ("url = \"redis-sentinel://h/p/x\"", "must name its database by a number"),
+        ("url = \"redis://h/0?timeout=1\"", "options are fields of [store]"),
+        (
+            "url = { env = \"REDIS_URL_BAD\" }",
+            "store.url: what env REDIS_URL_BAD holds has an @ behind its first /",
+        ),
+        ("url = { env = \"REDIS_URL_KIND\" }", "what env REDIS_URL_KIND holds must be \"memory:\","),
+        ("url = { env = \"REDIS_URL_USER\" }", "the username in store.url needs store.password"),
+        ("url = \"redis://h\"\nusername = \"u\"", "store.username needs store.password = { env = "),
+        ("url = \"redis://h\"\nusername = \"a b\"", "must be a user's name, without spaces"),
+        ("url = \"redis://h\"\npassword = \"p\"", "store.password must not stand in this file itself"),
+        (secret, "store.password has no use: store.url is of kind memory:"),
+        ("url = \"sqlite:a\"\nusername = \"u\"", "store.username has no use: store.url is of kind sqlite:"),
+        ("url = \"redis://h\"\nsentinel_username = \"u\"", "store.sentinel_username has no use"),
+        ("url = \"redis-sentinel://h/p\"\nsentinel_username = \"u\"", "needs store.sentinel_password"),
+        (
+            "url = \"redis://h\"\nca_file = \"/dev/null\"",
+            "store.ca_file has no use: store.url is without TLS",
+        ),
+        ("url = \"rediss://h\"\nca_file = \"/no/such.pem\"", "store.ca_file /no/such.pem cannot be read"),
+        ("prefix = \"a{b}\"", "must be 1 to 64 of A-Z a-z 0-9 . _ -"),
+        ("prefix = \"\"", "must be 1 to 64 of"),
+    ] {
+        let said = refused(&format!("[store]\n{lines}\n"));
+        assert!(said.contains(want), "{lines}\n{said}");
+        assert!(said.starts_with("config/lessor.toml:"), "{said}");
+    }
+    let twice = refused(&format!("[store]\nurl = {{ env = \"REDIS_URL\" }}\nusername = \"u\"\n{secret}\n"));
+    assert!(twice.contains("toml:3: store.username is said twice"), "{twice}");
+    assert!(twice.contains("toml:4: store.password is said twice"), "{twice}");
+}
+
+#[test]
+fn a_store_whose_failover_outlasts_the_leases_or_that_is_reached_in_the_clear_is_warned_of() {
+    let warnings = |text: &str| load(text).unwrap_or_else(|said| panic!("{said}")).warnings;
+    let sentinel = "[store]\nurl = \"rediss-sentinel://h/p\"\n[lease]\n";
+    let [said] = &warnings(sentinel)[..] else { panic!("one warning") };
+    for part in [
+        "a failover of Redis Sentinel takes about 35s",
+        "down-after-milliseconds",
+        "lease.ttl = \"30s\" it cuts every open stream",
+        "set lease.ttl = \"1m5s\"",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // What it says to set is enough, and no less would be.
+    assert_eq!(warnings(&format!("{sentinel}ttl = \"1m5s\"\n")), [""; 0]);
+    assert_eq!(warnings(&format!("{sentinel}ttl = \"1m\"\n")).len(), 1);
+    let finish = warnings(&format!("{sentinel}on_lost = \"finish\"\n")).concat();
+    assert!(finish.contains("run on above its key's cap"), "{finish}");
+    let cluster = "[store]\nurl = \"rediss-cluster://h\"\n[lease]\n";
+    let said = warnings(cluster).concat();
+    assert!(said.contains("Redis Cluster takes about 20s (cluster-node-timeout, 15s"), "{said}");
+    assert!(said.contains("set lease.ttl = \"45s\""), "{said}");
+    assert_eq!(warnings(&format!("{cluster}ttl = \"45s\"\n")), [""; 0]);
+    let clear = warnings("[store]\nurl = \"redis://h\"\n").concat();
+    assert!(
+        clear.contains("store.url reaches h:6379 without TLS") && clear.contains("use rediss"),
+        "{clear}"
+    );
+    for quiet in
+        ["redis://127.0.0.1", "redis://[::1]", "redis://localhost", "rediss://h", "sqlite:a", "memory:"]
+    {
+        assert_eq!(warnings(&format!("[store]\nurl = \"{quiet}\"\n")), [""; 0], "{quiet}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{Address, LeaseConfig, Limits, Listen, OnLost, ProxyConfig};
-use super::{QueueConfig, RetryConfig, StoreConfig, Timeouts};
+use super::{QueueConfig, RetryConfig, StoreConfig, StoreUrl, Timeouts};
 
 /// `shutdown.grace`.
 pub(super) const GRACE: Duration = Duration::from_secs(30);
@@ -69,7 +69,7 @@ pub(super) fn listen() -> Listen {
 
 /// `[store]`.
 pub(super) fn store() -> StoreConfig {
-    StoreConfig { url: "memory:".into(), prefix: "lessor".into() }
+    StoreConfig { url: StoreUrl::Memory, prefix: "lessor".into() }
 }
 
 /// `[proxy]`.

@@ -1,7 +1,7 @@
 //! Mistakes of a configuration, each with its place, and never with a secret.
 //!
 //! An excerpt shows the line as it stands in the file, save for what could be a raw key: values of
-//! `secret` and `token` fields, values of fields nobody knows (a misspelt `secret` is one), whatever
+//! `secret`, `token` and `password` fields, values of fields nobody knows (a misspelt `secret` is one), whatever
 //! looks like a key, and comments. The same pieces are taken out of every message, so that a parser's
 //! own wording cannot carry one either.
 
@@ -310,7 +310,7 @@ struct Place {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
-    /// Inside a `secret` or `token`, or below a field nobody knows.
+    /// Inside a `secret`, `token` or `password`, or below a field nobody knows.
     Hidden,
     /// `env` or `file` of a secret: shown only if it is what it should be.
     Variable,
@@ -325,7 +325,7 @@ impl Place {
     fn below(self, key: &str) -> Self {
         let kind = match (self.kind, key) {
             (_, "env") => Kind::Variable,
-            (Kind::Hidden, "file") => Kind::File,
+            (_, "file") => Kind::File,
             (Kind::Plain, _) if self.named_children || fields::is_plain(key) => Kind::Plain,
             _ => Kind::Hidden,
         };
@@ -364,10 +364,20 @@ pub(super) fn looks_secret(text: &str) -> bool {
     if text.len() >= 8 && PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
         return true;
     }
-    if text.split_once("://").is_some_and(|(_, rest)| rest.contains(['@', '?'])) {
+    if text.split_once("://").is_some_and(|(_, rest)| rest.contains(['@', '?'])) || is_open_redis_url(text) {
         return true;
     }
     text.split(|c: char| !(c.is_ascii_alphanumeric() || "+=_-".contains(c))).any(is_random)
+}
+
+/// Whether it begins as a Redis URL, and something in it is no host and port: the rest of a password, perhaps.
+fn is_open_redis_url(text: &str) -> bool {
+    let Some((_, rest)) = text.split_once(':').filter(|_| text.starts_with("redis")) else { return false };
+    let authority = rest.trim_start_matches('/').split('/').next().unwrap_or_default();
+    let is_port = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let is_open =
+        |at: &str| !at.starts_with('[') && at.split_once(':').is_some_and(|(_, port)| !is_port(port));
+    text.contains('@') || authority.split(',').any(is_open)
 }
 
 /// Whether a word is long and mixed as keys are, and names, models and variables hardly ever.

@@ -24,7 +24,10 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
     ),
     ("listen", &["proxy", "admin", "hosts", "allow_origins", "response_headers"]),
     ("listen.proxy", &["path", "mode"]),
-    ("store", &["url", "prefix"]),
+    (
+        "store",
+        &["url", "prefix", "username", "password", "sentinel_username", "sentinel_password", "ca_file"],
+    ),
     ("lease", &["ttl", "heartbeat", "on_lost", "max_duration"]),
     ("queue", &["max_wait", "max_waiting"]),
     ("retry", &["max_attempts", "max_body", "max_total"]),
@@ -71,7 +74,7 @@ pub(super) fn of(table: &str) -> &'static [&'static str] {
 
 /// Whether a value of a field of this name may be shown.
 pub(super) fn is_plain(field: &str) -> bool {
-    !matches!(field, "secret" | "token" | "env" | "file")
+    !matches!(field, "secret" | "token" | "password" | "sentinel_password" | "env" | "file")
         && (PROVIDER_INNER.contains(&field) || FIELDS.iter().any(|(_, fields)| fields.contains(&field)))
 }
 

@@ -15,7 +15,7 @@ use super::errors::{ConfigError, Mistake, Source, syntax_mistake};
 use super::providers::Providers;
 use super::tree::{Page, Said, Table, dir_of};
 use super::{
-    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, catalogue, defaults, fields, sections,
+    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, catalogue, defaults, fields, sections, store,
 };
 use crate::model::{AppName, KeyId, PoolName, ProviderName};
 
@@ -81,13 +81,16 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
     providers.refuse_circles(page, &tables, &listen);
     let admin_token = root.section("admin").secret("token").map(|(secret, ..)| secret);
     sections::warn_of_open_admin(page, &listen.admin, admin_token.is_none());
+    let store = store::read(page, &root.section("store"));
+    let lease = sections::lease(page, &root.section("lease"));
+    store::warn(page, &store, &lease);
     let proxy = root.section("proxy");
     let served: BTreeSet<&ProviderName> =
         keys.iter().map(|key| &key.provider).chain(&providers.named).collect();
     Config {
         listen,
-        store: sections::store(page, &root.section("store")),
-        lease: sections::lease(page, &root.section("lease")),
+        store,
+        lease,
         queue: sections::queue(&root.section("queue")),
         retry: sections::retry(&root.section("retry")),
         timeouts: sections::timeouts(&root.section("timeouts")),

@@ -24,12 +24,14 @@ mod file;
 mod providers;
 mod secrets;
 mod sections;
+mod store;
 mod tree;
 mod values;
 mod zero;
 
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_file, load_listen, load_str};
+pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::from_environment;
 
 /// Everything lessor runs by.
@@ -109,15 +111,6 @@ pub struct Listen {
     pub allow_origins: Vec<String>,
     /// Whether answers carry `X-Lessor-Key`, `-Lease`, `-Attempts`.
     pub response_headers: bool,
-}
-
-/// `[store]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreConfig {
-    /// `memory:` for now; other kinds are refused by name when configured.
-    pub url: String,
-    /// First part of every key in a shared store.
-    pub prefix: String,
 }
 
 /// `[lease]`.

