@@ -7,6 +7,7 @@
 
 pub mod client;
 pub mod fault;
+pub mod fleet;
 pub mod lessor;
 pub mod oracle;
 pub mod plays;
