@@ -108,7 +108,7 @@ impl Running {
         let (listeners, proxy) = bind_proxy(config).await?;
         let admin_listener = Listener::bind(&config.listen.admin, "admin").await?;
         let admin = admin_listener.address();
-        let leases = Leases::new(store.clone(), config.lease, config.queue, owner, metrics.clone());
+        let leases = Leases::new(store.clone(), config.lease, config.queue, owner.clone(), metrics.clone());
         leases.set_repair(fleet.repair());
         let denied = denied(config, &proxy, &admin);
         let upstreams = Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied)?);
@@ -130,6 +130,7 @@ impl Running {
         let state = Arc::new(AdminState {
             config: config.clone(),
             store,
+            owner,
             metrics,
             hands: Arc::new(Reach { checks, ring, leases: leases.clone() }),
             draining: draining.clone(),

@@ -180,6 +180,29 @@ async fn ready_exits_with_0_only_when_ready() {
 }
 
 #[tokio::test]
+async fn a_store_that_is_away_is_named_by_every_command_and_the_sidecar_is_alive_but_not_ready() {
+    let provider = Provider::start(openai).await;
+    // A port that was free a moment ago: nobody listens there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let setup = Setup::openai(&provider).key(Key::new("a"));
+    let lessor = setup.set("store.url", &format!("\"redis://{free}\"")).start().await;
+    let status = lessor.cli(&["status"]).await;
+    assert_eq!(status.code, Some(5), "{status:?}");
+    for part in [format!("redis://{free}, down"), "store_unavailable".into(), "not known".into()] {
+        assert!(status.stdout.contains(&part), "no {part} in\n{}", status.stdout);
+    }
+    for command in [&["keys", "list"][..], &["leases", "list"], &["keys", "disable", "openai/a"]] {
+        let ran = lessor.cli(command).await;
+        assert!(ran.code == Some(5) && ran.stderr.contains("store_unavailable"), "{command:?}: {ran:?}");
+    }
+    let ready = lessor.cli(&["ready"]).await;
+    assert!(ready.code == Some(4) && ready.stdout.contains("store_unavailable"), "{ready:?}");
+    assert_eq!(lessor.admin("/readyz").await.status, 503);
+    assert_eq!(lessor.admin("/healthz").await.status, 200);
+    assert_eq!(lessor.chat().await.header("x-lessor-error"), "store_unavailable");
+}
+
+#[tokio::test]
 async fn the_cli_finds_its_sidecar_by_url_too() {
     let (_provider, lessor) = start().await;
     let url = format!("http://{}", lessor.admin_door().host());

@@ -36,7 +36,7 @@ use tower::ServiceExt as _;
 
 use crate::config::{Address, Config};
 use crate::metrics::Metrics;
-use crate::model::{KeyId, KeyStatus, LeaseId, PoolName, ProviderName};
+use crate::model::{KeyId, KeyStatus, LeaseId, OwnerId, PoolName, ProviderName};
 use crate::store::{KeyView, LeaseView, Snapshot, StatusChange, Store, StoreError, StoreTime};
 
 mod gate;
@@ -108,6 +108,8 @@ pub struct AdminState {
     pub config: Arc<Config>,
     /// Where pools and leases live.
     pub store: Arc<dyn Store>,
+    /// This sidecar, as leases in the store name it.
+    pub owner: OwnerId,
     /// What is counted.
     pub metrics: Metrics,
     /// The running proxy.
@@ -312,7 +314,8 @@ async fn metrics(State(state): Asked) -> Response {
     ([(header::CONTENT_TYPE, kind)], state.metrics.encode()).into_response()
 }
 
-/// `GET /v1/status`. Lists are those of the other pages, taken at one time.
+/// `GET /v1/status`. Lists are those of the other pages, taken at one time, and so of all sidecars that share
+/// the store. While the store does not answer they are empty, and the page is a 503 that says the rest.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Status {
     /// lessor's version.
@@ -327,8 +330,10 @@ pub struct Status {
     pub draining: bool,
     /// Where the configuration came from.
     pub config: String,
-    /// Where pools and leases live: `memory`, `sqlite`, `redis`.
-    pub store: String,
+    /// Where pools and leases live.
+    pub store: StoreSeen,
+    /// This sidecar, as leases name it.
+    pub owner: OwnerId,
     /// The proxy's listeners, as really bound.
     pub proxy: Vec<String>,
     /// Leases this process holds.
@@ -340,7 +345,31 @@ pub struct Status {
     /// All keys.
     pub keys: Vec<KeyView>,
     /// All live leases.
-    pub leases: Vec<LeaseView>,
+    pub leases: Vec<LeaseSeen>,
+}
+
+/// The store, as this sidecar sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreSeen {
+    /// `memory`, `sqlite` or `redis`.
+    pub kind: String,
+    /// Where it is, without credentials.
+    pub url: String,
+    /// Whether it answered just now.
+    pub up: bool,
+    /// Why not.
+    pub error: Option<String>,
+}
+
+/// A live lease, and whose.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LeaseSeen {
+    /// As the store sees it.
+    #[serde(flatten)]
+    pub lease: LeaseView,
+    /// Whether the sidecar that was asked holds it.
+    #[serde(default)]
+    pub own: bool,
 }
 
 /// One pool of one provider.
@@ -364,23 +393,45 @@ pub struct PoolView {
 
 async fn status(State(state): Asked) -> Answered {
     let (seen, reasons) = tokio::join!(state.snapshots(CALL), state.reasons());
-    let seen = seen?;
-    let answer = Status {
+    let (seen, error) = match seen {
+        Ok(seen) => (seen, None),
+        Err(cause) => (BTreeMap::new(), Some(cause)),
+    };
+    let page = Status {
         version: state.version.into(),
         uptime_seconds: state.started.elapsed().as_secs(),
         ready: reasons.is_empty(),
         reasons,
         draining: state.draining.load(Ordering::Relaxed),
         config: state.config.origin.clone(),
-        store: state.store.kind().into(),
+        store: StoreSeen {
+            kind: state.store.kind().into(),
+            url: state.config.store.url.to_string(),
+            up: error.is_none(),
+            error: error.as_ref().map(ToString::to_string),
+        },
+        owner: state.owner.clone(),
         proxy: state.proxy_addresses.iter().map(ToString::to_string).collect(),
         live: state.hands.live(),
         waiting: state.hands.waiting(),
         pools: state.pools(&seen),
         keys: seen.values().flat_map(|seen| seen.keys.clone()).collect(),
-        leases: seen.values().flat_map(|seen| seen.leases.clone()).collect(),
+        leases: state.leases(&seen),
     };
-    Ok(state.json(StatusCode::OK, &answer))
+    let Some(cause) = error else { return Ok(state.json(StatusCode::OK, &page)) };
+    // The shape of every other refusal, and beside it what is known without the store.
+    let refusal = Refusal::from(cause);
+    let mut answer = state.json(refusal.status, &Down { error: refusal.error(), page: &page });
+    answer.headers_mut().insert(ERROR, HeaderValue::from_static(refusal.code));
+    Ok(answer)
+}
+
+/// A status without what only the store knows.
+#[derive(Serialize)]
+struct Down<'a> {
+    error: serde_json::Value,
+    #[serde(flatten)]
+    page: &'a Status,
 }
 
 async fn pools(State(state): Asked) -> Answered {
@@ -396,8 +447,7 @@ async fn keys(State(state): Asked) -> Answered {
 
 async fn leases(State(state): Asked) -> Answered {
     let seen = state.snapshots(CALL).await?;
-    let leases: Vec<_> = seen.values().flat_map(|seen| &seen.leases).collect();
-    Ok(state.json(StatusCode::OK, &serde_json::json!({ "leases": leases })))
+    Ok(state.json(StatusCode::OK, &serde_json::json!({ "leases": state.leases(&seen) })))
 }
 
 async fn disable(state: Asked, path: Path<(String, String)>) -> Answered {
@@ -412,14 +462,16 @@ async fn clear(state: Asked, path: Path<(String, String)>) -> Answered {
     change(state, path, StatusChange::Clear, None).await
 }
 
-/// Applies a person's word to the store, then to the process's own view; answers with the key.
+/// Applies a person's word to the store, then to the process's own view; answers with the key. The store
+/// knows which keys there are: another sidecar's, that the lists show too, is changed as well as an own.
 async fn change(
     State(state): Asked,
     Path((provider, key)): Path<(String, String)>,
     change: StatusChange,
     on: Option<bool>,
 ) -> Answered {
-    let (provider, key) = state.find(&provider, &key)?;
+    let provider = state.find_provider(&provider)?;
+    let key = KeyId::parse(&key).map_err(|_| state.unknown_key(&provider, &key))?;
     // In a task of its own: a caller that leaves half-way must not leave store and process apart.
     let done = tokio::spawn({
         let (state, provider, key) = (state.clone(), provider.clone(), key.clone());
@@ -463,11 +515,21 @@ async fn revoke(State(state): Asked, Path(id): Path<String>) -> Answered {
         Refusal::new(StatusCode::NOT_FOUND, "unknown_lease", message)
     };
     let lease = LeaseId(id.parse().map_err(|_| unknown())?);
-    for provider in state.config.providers.keys() {
-        if bounded(CALL, state.store.revoke(provider.clone(), lease)).await? {
-            let answer = serde_json::json!({ "id": lease, "provider": provider, "revoked": true });
-            return Ok(state.json(StatusCode::OK, &answer));
-        }
+    // A lease does not say whose keys it is of, and may be another sidecar's. All at once, so that many
+    // providers of a slow store take no longer than one.
+    let asked =
+        state.config.providers.keys().map(async |provider| {
+            (provider, bounded(CALL, state.store.revoke(provider.clone(), lease)).await)
+        });
+    let answers = join_all(asked).await;
+    if let Some((provider, _)) = answers.iter().find(|(_, answer)| matches!(answer, Ok(true))) {
+        tracing::info!(%provider, lease = %lease, "a lease was revoked by hand");
+        let answer = serde_json::json!({ "id": lease, "provider": provider, "revoked": true });
+        return Ok(state.json(StatusCode::OK, &answer));
+    }
+    // Only who heard every provider's no may say that there is none.
+    for (_, answer) in answers {
+        answer?;
     }
     Err(unknown())
 }
@@ -539,16 +601,27 @@ impl AdminState {
         pools.into_values().collect()
     }
 
-    /// A key that this sidecar serves.
-    fn find(&self, provider: &str, key: &str) -> Result<(ProviderName, KeyId), Refusal> {
-        let Some((provider, _)) = self.config.providers.get_key_value(provider) else {
+    /// All live leases, and which are this sidecar's own.
+    fn leases(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<LeaseSeen> {
+        let all = seen.values().flat_map(|seen| seen.leases.iter().cloned());
+        all.map(|lease| LeaseSeen { own: lease.owner == self.owner, lease }).collect()
+    }
+
+    /// A provider that this sidecar serves.
+    fn find_provider(&self, provider: &str) -> Result<ProviderName, Refusal> {
+        self.config.providers.get_key_value(provider).map(|(provider, _)| provider.clone()).ok_or_else(|| {
             let message = format!("no such provider; there is {}", listed(self.config.providers.keys()));
-            return Err(Refusal::new(StatusCode::NOT_FOUND, "unknown_provider", message));
-        };
+            Refusal::new(StatusCode::NOT_FOUND, "unknown_provider", message)
+        })
+    }
+
+    /// A key that this sidecar serves, and so has the secret of.
+    fn find(&self, provider: &str, key: &str) -> Result<(ProviderName, KeyId), Refusal> {
+        let provider = self.find_provider(provider)?;
         let keys = &self.config.keys;
-        match keys.iter().find(|it| it.provider == *provider && it.id.as_str() == key) {
-            Some(key) => Ok((provider.clone(), key.id.clone())),
-            None => Err(self.unknown_key(provider, key)),
+        match keys.iter().find(|it| it.provider == provider && it.id.as_str() == key) {
+            Some(key) => Ok((provider, key.id.clone())),
+            None => Err(self.unknown_key(&provider, key)),
         }
     }
 
@@ -606,6 +679,13 @@ impl Refusal {
         Self { status, code, message }
     }
 
+    /// The body's `error`.
+    fn error(&self) -> serde_json::Value {
+        serde_json::json!({
+            "message": self.message, "type": "lessor_error", "code": self.code, "param": null,
+        })
+    }
+
     fn internal() -> Self {
         let message = "lessor made a mistake; its log says where".into();
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
@@ -614,15 +694,14 @@ impl Refusal {
 
 impl From<StoreError> for Refusal {
     fn from(cause: StoreError) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", cause.to_string())
+        let message = format!("{cause}; no key is lent until it answers again");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let error = serde_json::json!({ "error": {
-            "message": self.message, "type": "lessor_error", "code": self.code, "param": null,
-        }});
+        let error = serde_json::json!({ "error": self.error() });
         let kind = HeaderValue::from_static("application/json");
         let mut answer = (self.status, [(header::CONTENT_TYPE, kind)], error.to_string()).into_response();
         answer.headers_mut().insert(ERROR, HeaderValue::from_static(self.code));

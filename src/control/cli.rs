@@ -15,9 +15,9 @@ use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
 use crate::config::{Address, Listen};
-use crate::control::admin::{self, CheckResult, Status, socket_paths};
+use crate::control::admin::{self, CheckResult, LeaseSeen, Status, socket_paths};
 use crate::model::{KeyId, LeaseId, ProviderName, Secret};
-use crate::store::{KeyView, LeaseView};
+use crate::store::KeyView;
 
 mod call;
 mod tables;
@@ -42,6 +42,7 @@ Exit codes:
   2  usage or configuration error
   3  no sidecar was reached
   4  `lessor ready`: not ready
+  5  the sidecar was reached, but its lease store does not answer
 
 The sidecar is looked for at --admin or LESSOR_ADMIN (http://HOST:PORT or a socket's path),
 else at the socket of the configuration's listen.proxy, else at the default one.
@@ -61,6 +62,8 @@ pub enum Exit {
     Unreachable = 3,
     /// `lessor ready`: not ready.
     NotReady = 4,
+    /// The sidecar was reached, but its lease store does not answer.
+    StoreFailed = 5,
 }
 
 impl From<Exit> for ExitCode {
@@ -263,6 +266,9 @@ struct Page {
     exit: Exit,
 }
 
+/// The admin API's code for a store that failed.
+const STORE: &str = "store_unavailable";
+
 /// Why nothing is.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
@@ -282,6 +288,7 @@ impl Failure {
         match self {
             Self::Usage(_) => Exit::Usage,
             Self::Unreachable(_) => Exit::Unreachable,
+            Self::Refused { code, .. } if code == STORE => Exit::StoreFailed,
             Self::Refused { .. } | Self::Nonsense { .. } => Exit::Failed,
         }
     }
@@ -305,9 +312,11 @@ where
     let answer = door.ask(&call, token.as_ref()).await?;
     let nonsense = |cause: String| Failure::Nonsense { from: from.clone(), cause };
     let mut exit = Exit::Ok;
-    let not_ready = matches!(ask, Ask::Ready) && answer.status == StatusCode::SERVICE_UNAVAILABLE;
-    if not_ready {
+    let unavailable = answer.status == StatusCode::SERVICE_UNAVAILABLE;
+    if unavailable && matches!(ask, Ask::Ready) {
         exit = Exit::NotReady;
+    } else if unavailable && matches!(ask, Ask::Status) && parsed::<Status>(&answer).is_ok() {
+        exit = Exit::StoreFailed;
     } else if !answer.status.is_success() {
         return Err(refused(&answer, token.is_some()));
     }
@@ -413,7 +422,7 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
     Ok(match ask {
         Ask::Status => tables::status(&parsed::<Status>(answer)?, answer.now),
         Ask::Keys(Keys::List) => tables::keys(&list::<KeyView>(answer, "keys")?, answer.now),
-        Ask::Leases(Leases::List) => tables::leases(&list::<LeaseView>(answer, "leases")?, answer.now),
+        Ask::Leases(Leases::List) => tables::leases(&list::<LeaseSeen>(answer, "leases")?, answer.now),
         Ask::Keys(Keys::Check { key }) => {
             let found: CheckResult = parsed(answer)?;
             if !found.ok {

@@ -107,6 +107,11 @@ pub(in crate::control) fn provider(
     (name, Arc::new(provider))
 }
 
+/// The sidecar that is asked.
+fn here() -> OwnerId {
+    OwnerId("this-sidecar".into())
+}
+
 /// A store that knows two keys and one lease, and can be made to fail or to say nothing.
 pub(in crate::control) struct Fake {
     seen: Mutex<Snapshot>,
@@ -136,13 +141,39 @@ impl Fake {
             provider: provider.clone(),
             pool: PoolName::default_pool(),
             app: AppName::anonymous(),
-            owner: OwnerId::fresh(),
+            owner: here(),
             fencing_token: FencingToken(7),
             expires_at_ms: None,
             revoked: false,
         };
         let seen = Snapshot { keys: vec![key("openai-a"), key("openai-b")], leases: vec![lease] };
         Self { seen: Mutex::new(seen), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) }
+    }
+
+    /// Another sidecar of the fleet comes: with a key in a pool that is not configured here, and a lease of it.
+    pub(in crate::control) fn join(&self) -> LeaseId {
+        let mut seen = self.seen.lock().unwrap();
+        let mut key = seen.keys[0].clone();
+        key.id = KeyId::parse("openai-z").unwrap();
+        key.pool = PoolName::parse("batch").unwrap();
+        let lease = LeaseView {
+            id: LeaseId::fresh(),
+            key_id: key.id.clone(),
+            pool: key.pool.clone(),
+            app: AppName::parse("checkout").unwrap(),
+            owner: OwnerId("another-sidecar".into()),
+            fencing_token: FencingToken(8),
+            expires_at_ms: Some(StoreTime(1_012_000)),
+            ..seen.leases[0].clone()
+        };
+        let id = lease.id;
+        seen.keys.push(key);
+        seen.leases.push(lease);
+        id
+    }
+
+    pub(in crate::control) fn fail(&self) {
+        self.fails.store(true, Ordering::SeqCst);
     }
 
     pub(in crate::control) fn set(&self, status: KeyStatus) {
@@ -266,6 +297,7 @@ fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> Admin
     AdminState {
         config: Arc::new(config),
         store,
+        owner: here(),
         metrics: Metrics::new(),
         hands: hands.clone(),
         draining: Arc::new(AtomicBool::new(false)),
@@ -505,7 +537,7 @@ async fn lists_carry_the_fields_of_the_contract() {
                  last_used_at_ms cooldowns";
     assert_eq!(fields(&keys["keys"][0]), names.split_whitespace().map(str::to_owned).collect());
     let leases = admin.tcp("GET /v1/leases", "").await.json();
-    let names = "id key_id provider pool app owner fencing_token expires_at_ms revoked";
+    let names = "id key_id provider pool app owner fencing_token expires_at_ms revoked own";
     assert_eq!(fields(&leases["leases"][0]), names.split_whitespace().map(str::to_owned).collect());
     let pools = admin.tcp("GET /v1/pools", "").await.json();
     assert_eq!(
@@ -517,12 +549,62 @@ async fn lists_carry_the_fields_of_the_contract() {
     );
     let status = admin.tcp("GET /v1/status", "").await.json();
     assert_eq!(status["ready"], true);
-    assert_eq!(status["store"], "memory");
+    let store = serde_json::json!({ "kind": "memory", "url": "memory:", "up": true, "error": null });
+    assert_eq!((&status["store"], &status["owner"]), (&store, &"this-sidecar".into()));
     assert_eq!(status["proxy"], serde_json::json!(["127.0.0.1:40404"]));
     assert_eq!((&status["waiting"], &status["live"]), (&2.into(), &1.into()));
     assert_eq!(status["keys"], keys["keys"]);
     assert_eq!(status["leases"], leases["leases"]);
     assert_eq!(status["pools"], pools["pools"]);
+}
+
+#[tokio::test]
+async fn the_lists_show_the_whole_fleet_and_which_leases_are_this_sidecars() {
+    let admin = Admin::start(|_| {}).await;
+    let lease = admin.store.join();
+    let page = admin.unix("GET /v1/leases").await.json();
+    let own: Vec<_> = page["leases"].as_array().unwrap().iter().map(|lease| &lease["own"]).collect();
+    assert_eq!(own, [&Value::from(true), &Value::from(false)]);
+    assert_eq!(
+        page["leases"][1],
+        serde_json::json!({
+            "id": lease, "key_id": "openai-z", "provider": "openai", "pool": "batch", "app": "checkout",
+            "owner": "another-sidecar", "fencing_token": 8, "expires_at_ms": 1_012_000, "revoked": false,
+            "own": false,
+        })
+    );
+    let keys = admin.unix("GET /v1/keys").await.json();
+    assert_eq!((&keys["keys"][2]["id"], &keys["keys"][2]["pool"]), (&"openai-z".into(), &"batch".into()));
+    let pools = admin.unix("GET /v1/pools").await.json();
+    assert_eq!((&pools["pools"][0]["pool"], &pools["pools"][0]["keys"]), (&"batch".into(), &1.into()));
+    let status = admin.unix("GET /v1/status").await.json();
+    assert_eq!((&status["leases"], &status["keys"]), (&page["leases"], &keys["keys"]));
+    assert_eq!((&status["pools"], &status["live"]), (&pools["pools"], &1.into()));
+    // What the lists show can be changed: the word is the store's, and so the fleet's.
+    let off = admin.unix("POST /v1/keys/openai/openai-z/disable").await.json();
+    assert_eq!(off["status"], "disabled");
+    // Save a check: the secret is with the others.
+    let refusal = admin.unix("POST /v1/keys/openai/openai-z/check").await.refused();
+    assert_eq!(refusal, refused(404, "unknown_key"));
+    let gone = admin.unix(&format!("DELETE /v1/leases/{lease}")).await.json();
+    assert_eq!((&gone["provider"], &gone["revoked"]), (&"openai".into(), &true.into()));
+}
+
+#[tokio::test]
+async fn a_status_without_its_store_is_a_503_that_says_what_is_known() {
+    let admin = Admin::start(|_| {}).await;
+    admin.store.fail();
+    let reply = admin.unix("GET /v1/status").await;
+    assert_eq!(reply.refused(), refused(503, "store_unavailable"));
+    let page = reply.json();
+    let why = "store is unavailable: connection refused";
+    assert_eq!(
+        page["store"],
+        serde_json::json!({ "kind": "memory", "url": "memory:", "up": false, "error": why })
+    );
+    assert_eq!((&page["ready"], &page["live"], &page["waiting"]), (&false.into(), &1.into(), &2.into()));
+    assert!(page["error"]["message"].as_str().unwrap().contains("no key is lent until it answers"), "{page}");
+    assert_eq!(page["leases"], serde_json::json!([]));
 }
 
 #[tokio::test]
@@ -663,7 +745,15 @@ async fn readyz_says_every_reason_why_not() {
 async fn a_store_that_fails_is_a_503_and_metrics_go_on() {
     let admin = Admin::start(|_| {}).await;
     admin.store.fails.store(true, Ordering::SeqCst);
-    for line in ["GET /v1/keys", "GET /v1/status", "POST /v1/keys/openai/openai-a/disable"] {
+    let revoke = format!("DELETE /v1/leases/{}", LeaseId::fresh());
+    for line in [
+        "GET /v1/keys",
+        "GET /v1/leases",
+        "GET /v1/pools",
+        "GET /v1/status",
+        "POST /v1/keys/openai/openai-a/disable",
+        &revoke,
+    ] {
         assert_eq!(admin.unix(line).await.refused(), refused(503, "store_unavailable"), "{line}");
     }
     assert!(admin.hands.switched.lock().unwrap().is_empty(), "the process follows the store, not the wish");

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::KeyPath;
-use crate::control::admin::{CheckResult, PoolView, Status};
-use crate::store::{CooldownView, KeyView, LeaseView, StoreTime};
+use crate::control::admin::{CheckResult, LeaseSeen, PoolView, Status};
+use crate::store::{CooldownView, KeyView, StoreTime};
 
 /// Leases that `status` shows; the list shows all.
 const FEW: usize = 20;
@@ -26,11 +26,16 @@ pub(super) fn status(status: &Status, now: StoreTime) -> String {
     for reason in &status.reasons {
         line("", reason);
     }
-    line("store", &status.store);
+    line("store", &format!("{}, {}", status.store.url, if status.store.up { "up" } else { "down" }));
+    line("owner", &status.owner.0);
     for (at, proxy) in status.proxy.iter().enumerate() {
         line(if at == 0 { "proxy" } else { "" }, proxy);
     }
     line("requests", &format!("{} hold a key, {} wait for one", status.live, status.waiting));
+    if !status.store.up {
+        let _ = writeln!(page, "\npools, keys and leases are not known while the store does not answer");
+        return page;
+    }
     let few = &status.leases[..status.leases.len().min(FEW)];
     page = format!("{page}\n{}\n{}\n{}", pools(&status.pools), keys(&status.keys, now), leases(few, now));
     let more = status.leases.len() - few.len();
@@ -90,8 +95,8 @@ fn scoped(cooldown: &CooldownView, now: StoreTime) -> String {
     plain(&format!("{}: {}{evidence}, {}", cooldown.subject, cooldown.reason, ends(cooldown.until_ms, now)))
 }
 
-pub(super) fn leases(leases: &[LeaseView], now: StoreTime) -> String {
-    let rows = leases.iter().map(|lease| {
+pub(super) fn leases(leases: &[LeaseSeen], now: StoreTime) -> String {
+    let rows = leases.iter().map(|LeaseSeen { lease, own }| {
         let end = match (lease.revoked, lease.expires_at_ms) {
             (true, _) => "revoked".into(),
             (false, Some(at)) => format!("in {}", duration(at.since(now))),
@@ -103,10 +108,11 @@ pub(super) fn leases(leases: &[LeaseView], now: StoreTime) -> String {
             lease.pool.to_string(),
             lease.app.to_string(),
             end,
-            plain(&lease.owner.0),
+            lease.fencing_token.0.to_string(),
+            if *own { "this sidecar".into() } else { plain(&lease.owner.0) },
         ]
     });
-    table("live leases", &["LEASE", "KEY", "POOL", "APP", "ENDS", "OWNER"], rows.collect())
+    table("live leases", &["LEASE", "KEY", "POOL", "APP", "ENDS", "TOKEN", "OWNER"], rows.collect())
 }
 
 pub(super) fn check(key: &KeyPath, found: &CheckResult) -> String {

@@ -66,6 +66,8 @@ async fn status_shows_pools_keys_and_leases_in_columns() {
     for line in [
         "lessor   0.0.0, up ",
         "ready    yes\n",
+        "store    memory:, up\n",
+        "owner    this-sidecar\n",
         "proxy    127.0.0.1:40404\n",
         "requests 1 hold a key, 2 wait for one\n",
         "POOL            KEYS  AVAILABLE  IN USE  FALLBACK\n",
@@ -75,6 +77,55 @@ async fn status_shows_pools_keys_and_leases_in_columns() {
     ] {
         assert!(page.text.contains(line), "{line:?} in\n{}", page.text);
     }
+}
+
+#[tokio::test]
+async fn leases_of_the_whole_fleet_stand_with_app_end_token_and_whose_they_are() {
+    let admin = Admin::start(|_| {}).await;
+    let lease = admin.store.join();
+    let at = admin.socket.display();
+    let page = said(&format!("lessor leases list --admin {at}"), None).await.unwrap().text;
+    let mut lines = page.lines();
+    assert_eq!(
+        lines.next().unwrap().split_whitespace().collect::<Vec<_>>(),
+        ["LEASE", "KEY", "POOL", "APP", "ENDS", "TOKEN", "OWNER"]
+    );
+    assert!(lines.next().unwrap().ends_with("anonymous  with its request  7      this sidecar"), "{page}");
+    let other =
+        format!("{lease}  openai/openai-z  batch    checkout   in 12s            8      another-sidecar");
+    assert_eq!(lines.next().unwrap(), other);
+    let gone = said(&format!("lessor leases revoke {lease} --admin {at}"), None).await.unwrap();
+    assert_eq!((gone.exit, gone.text), (Exit::Ok, format!("{lease} revoked\n")));
+    let keys = said(&format!("lessor keys list --admin {at}"), None).await.unwrap().text;
+    assert!(keys.contains("openai/openai-z  batch"), "{keys}");
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_is_said_and_exits_5_and_status_shows_what_is_known_without_it() {
+    let admin = Admin::start(|_| {}).await;
+    admin.store.fail();
+    let at = admin.socket.display();
+    let status = said(&format!("lessor status --admin {at}"), None).await.unwrap();
+    assert_eq!(status.exit, Exit::StoreFailed);
+    for line in [
+        "ready    no\n         store_unavailable: store is unavailable: connection refused\n",
+        "store    memory:, down\n",
+        "requests 1 hold a key, 2 wait for one\n",
+        "not known while the store does not answer",
+    ] {
+        assert!(status.text.contains(line), "{line:?} in\n{}", status.text);
+    }
+    assert!(!status.text.contains("no live leases"), "nothing is said of what is not known");
+    let json = said(&format!("lessor status --json --admin {at}"), None).await.unwrap();
+    assert!(json.text.contains("\"up\": false") && json.exit == Exit::StoreFailed, "{}", json.text);
+    for line in ["leases list", "keys list", "keys disable openai/openai-a"] {
+        let failure = said(&format!("lessor {line} --admin {at}"), None).await.unwrap_err();
+        assert_eq!(failure.exit(), Exit::StoreFailed, "{line}");
+        let expected = "store is unavailable: connection refused; no key is lent until it answers again \
+                        (store_unavailable)";
+        assert_eq!(failure.to_string(), expected, "{line}");
+    }
+    assert_eq!(said(&format!("lessor ready --admin {at}"), None).await.unwrap().exit, Exit::NotReady);
 }
 
 #[tokio::test]
