@@ -92,18 +92,9 @@ fn show(tally: &Tally) {
 }
 
 /// One thing that happens; the windows in which it allows more than the cap.
-async fn happen(
-    what: u32,
-    member: &Member,
-    redis: &Redis,
-    link: &FaultProxy,
-    windows: &mut Vec<Window>,
-) {
-    let lost_data = |at: Instant| Window {
-        why: "redis lost its data".into(),
-        from: at,
-        to: at + TTL + HEARTBEAT,
-    };
+async fn happen(what: u32, member: &Member, redis: &Redis, link: &FaultProxy, windows: &mut Vec<Window>) {
+    let lost_data =
+        |at: Instant| Window { why: "redis lost its data".into(), from: at, to: at + TTL + HEARTBEAT };
     match what {
         0 => {
             eprintln!("a sidecar is killed");
