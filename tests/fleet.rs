@@ -1,5 +1,12 @@
 //! One pool for several sidecars: what they share, and what one of them cannot do to another.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::pedantic,
+    clippy::print_stderr,
+    missing_docs,
+    unreachable_pub
+)]
 
 mod support;
 

@@ -1,6 +1,13 @@
 //! The caps hold across sidecars, whatever happens to them and to the store: judged by the provider's own
 //! count of concurrent requests per key.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::pedantic,
+    clippy::print_stderr,
+    missing_docs,
+    unreachable_pub
+)]
 
 mod support;
 
