@@ -430,6 +430,32 @@ impl Mode {
     }
 }
 
+/// A provider's host that a CONNECT named: its tunnel is opened here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// Lower case, no brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Further names of the same provider that TLS inside may ask for: where CONNECT named an address.
+    pub names: Vec<String>,
+    /// Who asked.
+    pub app: AppName,
+}
+
+/// The inside of such a tunnel, as every request in it finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inside {
+    /// What CONNECT named.
+    pub site: Arc<Site>,
+    /// The host that every request must name: the site's, or the one of its names that TLS asked for.
+    pub host: String,
+    /// TLS, else cleartext.
+    pub tls: bool,
+    /// The name that TLS asked for, where it is another's.
+    pub foreign_name: Option<String>,
+}
+
 /// The errors that lessor itself answers with (design, section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
@@ -455,6 +481,8 @@ pub enum Code {
     NoCandidate,
     /// 409: the request contradicts a policy.
     PolicyConflict,
+    /// 421: a request inside a CONNECT names another host.
+    Misdirected,
     /// 429: every fitting key full or cooling, or the queue full.
     PoolExhausted,
     /// 502: could not connect, or broke before an answer.
@@ -484,6 +512,7 @@ impl Code {
             Self::UnknownProvider => "unknown_provider",
             Self::NoCandidate => "no_candidate",
             Self::PolicyConflict => "policy_conflict",
+            Self::Misdirected => "misdirected",
             Self::PoolExhausted => "pool_exhausted",
             Self::UpstreamUnreachable => "upstream_unreachable",
             Self::UpstreamTimeout => "upstream_timeout",

@@ -30,7 +30,7 @@ use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Fault, Outcome, Scope};
+use crate::model::{Class, Fault, Outcome, Scope, Site};
 use crate::route::ring::{Fitting, ModelKnown};
 use crate::route::scan::{ModelScan, Scan};
 use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
@@ -82,6 +82,8 @@ pub struct Rooms {
 enum Served {
     /// An answer, with the key it still holds.
     Proxied(Box<Reply>, Option<InUse>),
+    /// A tunnel that is opened here.
+    Open(Arc<Site>),
     /// An open tunnel.
     Tunnel(OnUpgrade, TokioIo<TcpStream>),
 }
@@ -99,14 +101,22 @@ impl Serve for Proxy {
     async fn serve(&self, request: Request<Incoming>, conn: Conn) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
         let rooms = &*self.0;
+        let connect = head.method == Method::CONNECT;
         let mut trace = Trace::begin(Routes::mode_of(&head), head.method.clone(), rooms.metrics.clone());
         let shape =
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         match rooms.walk(head, body, &conn, &mut trace).await {
             Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, &conn, trace),
+            Ok(Served::Open(site)) => {
+                // Each request inside is told by itself.
+                trace.say_nothing();
+                let mut response = Response::new(AnswerBody::own(Bytes::new()));
+                response.extensions_mut().insert(site);
+                response
+            }
             Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, trace),
             Err(fault) => {
-                let answer = answers::answer(&fault, shape, trace.mode());
+                let answer = answers::answer(&fault, shape, trace.mode(), connect);
                 trace.refused(answer.status().as_u16(), fault);
                 answer.map(AnswerBody::own)
             }
@@ -148,6 +158,7 @@ impl Rooms {
                     self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
                 Ok(Served::Proxied(Box::new(Reply::unread(answer)), None))
             }
+            Plan::Open(site) => Ok(Served::Open(site)),
             Plan::Tunnel { host, port, app } => {
                 trace.of(&app, None);
                 let upstream =

@@ -1,24 +1,28 @@
 //! Building the rooms, and running until told to stop.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Address, Config, StoreUrl};
-use crate::control::admin::{self, AdminState, CheckResult, Hands};
+use crate::control::admin::{self, AdminState, CaSeen, CheckResult, Hands};
 use crate::control::banner::{Doors, banner};
 use crate::fleet::Fleet;
 use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
 use crate::forward::{Upstreams, tls::TrustError};
 use crate::lease::Leases;
+use crate::listen::ca::files::CaPaths;
+use crate::listen::ca::{Authority, CaError};
 use crate::listen::{BindError, Listener, Server};
 use crate::metrics::Metrics;
 use crate::model::{KeyId, OwnerId, ProviderName};
@@ -41,6 +45,9 @@ pub enum RunError {
     /// Trust could not be set up.
     #[error(transparent)]
     Trust(#[from] TrustError),
+    /// The local CA could not be set up.
+    #[error("the local CA could not be set up")]
+    Ca(#[from] CaError),
     /// The store said no.
     #[error("the store could not be opened")]
     Store(#[from] StoreError),
@@ -91,6 +98,9 @@ struct Running {
     proxy: Vec<Address>,
     admin: Address,
     socket: Option<PathBuf>,
+    ca: Option<LocalCa>,
+    stop_ca: CancellationToken,
+    ca_kept: Option<JoinHandle<()>>,
 }
 
 impl Running {
@@ -114,7 +124,11 @@ impl Running {
         let upstreams = Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied)?);
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
 
-        let server = Server::new(config.limits, config.timeouts);
+        let authority = match config.intercept {
+            true => Some(Arc::new(Authority::new(config.ca.as_ref())?)),
+            false => None,
+        };
+        let server = Server::new(config.limits, config.timeouts, authority.clone());
         let walk = Proxy::new(Rooms {
             config: config.clone(),
             routes: Routes::new(config.clone(), ring.clone(), &tcp_of(&proxy)),
@@ -127,12 +141,15 @@ impl Running {
             abort: server.aborted(),
         });
         let draining = Arc::new(AtomicBool::new(false));
+        let socket = bind_socket(&proxy);
+        let ca =
+            authority.map(|authority| LocalCa::publish(authority, socket.as_ref().map(|(path, _)| &**path)));
         let state = Arc::new(AdminState {
             config: config.clone(),
             store,
             owner,
             metrics,
-            hands: Arc::new(Reach { checks, ring, leases: leases.clone() }),
+            hands: Arc::new(Reach { checks, ring, leases: leases.clone(), ca: ca.clone() }),
             draining: draining.clone(),
             proxy_addresses: proxy.clone(),
             started: Instant::now(),
@@ -140,9 +157,23 @@ impl Running {
         });
         let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
         admin_tasks.spawn(fleet.run(introduced.is_ok(), stop_admin.clone()));
-        let socket = open_doors(admin_listener, &proxy, &state, &stop_admin, &admin_tasks);
+        let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
+        let stop_ca = CancellationToken::new();
+        let ca_kept = ca.as_ref().and_then(|ca| ca.keep(&stop_ca));
         server.start(listeners, &walk);
-        Ok(Self { server, leases, draining, stop_admin, admin_tasks, proxy, admin, socket })
+        Ok(Self {
+            server,
+            leases,
+            draining,
+            stop_admin,
+            admin_tasks,
+            proxy,
+            admin,
+            socket,
+            ca,
+            stop_ca,
+            ca_kept,
+        })
     }
 
     /// Drains on the first signal; the second ends the process at once.
@@ -159,6 +190,11 @@ impl Running {
                 tracing::warn!("streams were still open at the end of shutdown.grace and were cut");
             }
             self.leases.shutdown().await;
+            // Before the socket goes: who has that has these names, too.
+            self.stop_ca.cancel();
+            if let Some(kept) = self.ca_kept {
+                let _ = tokio::time::timeout(CLOSE, kept).await;
+            }
             self.stop_admin.cancel();
             self.admin_tasks.close();
             let _ = tokio::time::timeout(CLOSE, self.admin_tasks.wait()).await;
@@ -206,10 +242,22 @@ fn denied(config: &Config, proxy: &[Address], admin: &Address) -> Denied {
     Denied { nets: config.proxy.deny_nets.clone(), own, loopback }
 }
 
-/// Serves both admin doors; a socket that cannot be made is one warning and no reason not to start.
+/// The admin socket; one that cannot be made is one warning and no reason not to start.
+fn bind_socket(proxy: &[Address]) -> Option<(PathBuf, UnixListener)> {
+    let path = admin::socket_path(proxy.first()?);
+    match admin::bind_unix(&path) {
+        Ok(unix) => Some((path, unix)),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "no admin socket; the command line needs --admin");
+            None
+        }
+    }
+}
+
+/// Serves both admin doors; where the socket is.
 fn open_doors(
     listener: Listener,
-    proxy: &[Address],
+    socket: Option<(PathBuf, UnixListener)>,
     state: &Arc<AdminState>,
     stop: &CancellationToken,
     tasks: &TaskTracker,
@@ -219,15 +267,49 @@ fn open_doors(
         crate::listen::Inner::Tcp(tcp) => tasks.spawn(admin::serve_tcp(tcp, state.clone(), stop.clone())),
         crate::listen::Inner::Unix(unix) => tasks.spawn(admin::serve_unix(unix, state.clone(), stop.clone())),
     };
-    let path = admin::socket_path(proxy.first()?);
-    match admin::bind_unix(&path) {
-        Ok(unix) => {
-            tasks.spawn(admin::serve_unix(unix, state, stop));
-            Some(path)
+    let (path, unix) = socket?;
+    tasks.spawn(admin::serve_unix(unix, state, stop));
+    Some(path)
+}
+
+/// The local CA, and where its certificate stands.
+#[derive(Clone)]
+struct LocalCa {
+    authority: Arc<Authority>,
+    paths: Option<CaPaths>,
+}
+
+impl LocalCa {
+    /// Writes the certificate beside the admin `socket`, under its name. Where that fails, interception
+    /// works all the same: `lessor ca print` has the certificate.
+    fn publish(authority: Arc<Authority>, socket: Option<&Path>) -> Self {
+        let paths = socket.map(|socket| CaPaths {
+            cert: socket.with_extension("ca.pem"),
+            bundle: socket.with_extension("ca-bundle.pem"),
+        });
+        match &paths {
+            Some(paths) => {
+                if let Err(error) = paths.write(&authority) {
+                    tracing::warn!(path = %paths.cert.display(), %error, "the CA's files could not be written");
+                }
+            }
+            None => tracing::warn!("without an admin socket there is no place for the CA's files"),
         }
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "no admin socket; the command line needs --admin");
-            None
+        Self { authority, paths }
+    }
+
+    /// Keeps the files current until told to stop.
+    fn keep(&self, stop: &CancellationToken) -> Option<JoinHandle<()>> {
+        let paths = self.paths.clone()?;
+        Some(tokio::spawn(paths.keep(self.authority.clone(), stop.clone())))
+    }
+
+    fn seen(&self) -> CaSeen {
+        let there = self.paths.as_ref().filter(|paths| paths.are_there());
+        CaSeen {
+            cert_file: there.map(|paths| paths.cert.display().to_string()),
+            bundle_file: there.map(|paths| paths.bundle.display().to_string()),
+            pem: self.authority.pem(),
         }
     }
 }
@@ -235,9 +317,15 @@ fn open_doors(
 fn announce(config: &Config, running: &Running, on_terminal: bool) {
     let proxy = running.proxy.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let socket = running.socket.as_ref().map(|path| path.display().to_string());
-    tracing::info!(proxy, admin = %running.admin, admin_socket = socket, config = config.origin, "listening");
+    let ca = running.ca.as_ref().and_then(|ca| ca.paths.as_ref()).filter(|paths| paths.are_there());
+    let ca_file = ca.map(|paths| paths.cert.display().to_string());
+    tracing::info!(proxy, admin = %running.admin, admin_socket = socket, ca_file, config = config.origin, "listening");
     if on_terminal {
-        let doors = Doors { tcp: Some(&running.admin), socket: running.socket.as_deref() };
+        let doors = Doors {
+            tcp: Some(&running.admin),
+            socket: running.socket.as_deref(),
+            ca: ca.map(|paths| &*paths.cert),
+        };
         // The one thing besides the log that `run` prints; stderr, so that pipes stay clean.
         #[allow(clippy::print_stderr)]
         {
@@ -255,6 +343,7 @@ struct Reach {
     checks: Checks,
     ring: Arc<Ring>,
     leases: Leases,
+    ca: Option<LocalCa>,
 }
 
 impl Hands for Reach {
@@ -288,5 +377,9 @@ impl Hands for Reach {
 
     fn live(&self) -> usize {
         self.leases.live()
+    }
+
+    fn ca(&self) -> Option<CaSeen> {
+        self.ca.as_ref().map(LocalCa::seen)
     }
 }

@@ -15,7 +15,8 @@ use super::errors::{ConfigError, Mistake, Source, syntax_mistake};
 use super::providers::Providers;
 use super::tree::{Page, Said, Table, dir_of};
 use super::{
-    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, catalogue, defaults, fields, sections, store,
+    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields, sections,
+    store,
 };
 use crate::model::{AppName, KeyId, PoolName, ProviderName};
 
@@ -98,6 +99,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         strategy: root.section("ranking").word("strategy", STRATEGIES),
         intercept: proxy.flag("intercept", true),
         proxy: sections::proxy(&proxy),
+        ca: ca::read(page, &root.section("ca")),
         limits: sections::limits(&root.section("limits")),
         admin_token,
         hosts: hosts_of(&providers.all),

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
 
+mod ca;
 pub mod catalogue;
 mod checks;
 mod defaults;
@@ -29,6 +30,7 @@ mod tree;
 mod values;
 mod zero;
 
+pub use ca::CaFiles;
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_file, load_listen, load_str};
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
@@ -58,6 +60,8 @@ pub struct Config {
     /// `proxy.intercept`: whether CONNECT to a provider's host is answered with a certificate of
     /// lessor's own; otherwise such a tunnel is refused.
     pub intercept: bool,
+    /// `[ca]`: the operator's CA for such certificates; `None`: lessor makes one of its own.
+    pub ca: Option<CaFiles>,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.

@@ -70,7 +70,7 @@ pub const NOW: HeaderName = HeaderName::from_static("x-lessor-now-ms");
 const ERROR: HeaderName = HeaderName::from_static("x-lessor-error");
 
 /// What the 404 says.
-const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases; \
+const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/ca; \
      POST /v1/keys/{provider}/{id}/disable, /enable, /check, /clear; DELETE /v1/leases/{id}";
 
 /// What the admin asks of the running proxy.
@@ -87,6 +87,19 @@ pub trait Hands: Send + Sync + 'static {
     fn waiting(&self) -> usize;
     /// How many leases this process holds.
     fn live(&self) -> usize;
+    /// The local CA; `None` where nothing is intercepted.
+    fn ca(&self) -> Option<CaSeen>;
+}
+
+/// The local CA's certificate, and where clients find it. Its key is in no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaSeen {
+    /// The certificate's file; `None` where it could not be written.
+    pub cert_file: Option<String>,
+    /// The file of the system's roots and the certificate.
+    pub bundle_file: Option<String>,
+    /// The certificate; of two while one follows the other.
+    pub pem: String,
 }
 
 /// What a check of one key found.
@@ -272,6 +285,7 @@ fn routes(state: Arc<AdminState>) -> Router {
         .route("/v1/pools", get(pools))
         .route("/v1/keys", get(keys))
         .route("/v1/leases", get(leases))
+        .route("/v1/ca", get(ca))
         .route("/v1/keys/{provider}/{id}/disable", post(disable))
         .route("/v1/keys/{provider}/{id}/enable", post(enable))
         .route("/v1/keys/{provider}/{id}/clear", post(clear))
@@ -448,6 +462,14 @@ async fn keys(State(state): Asked) -> Answered {
 async fn leases(State(state): Asked) -> Answered {
     let seen = state.snapshots(CALL).await?;
     Ok(state.json(StatusCode::OK, &serde_json::json!({ "leases": state.leases(&seen) })))
+}
+
+async fn ca(State(state): Asked) -> Answered {
+    let seen = state.hands.ca().ok_or_else(|| {
+        let message = "there is no local CA: proxy.intercept is false".into();
+        Refusal::new(StatusCode::NOT_FOUND, "no_ca", message)
+    })?;
+    Ok(state.json(StatusCode::OK, &seen))
 }
 
 async fn disable(state: Asked, path: Path<(String, String)>) -> Answered {

@@ -14,6 +14,8 @@ pub struct Doors<'a> {
     pub tcp: Option<&'a Address>,
     /// The Unix socket.
     pub socket: Option<&'a Path>,
+    /// The local CA's certificate, where there is one.
+    pub ca: Option<&'a Path>,
 }
 
 /// The start-up block, with a line end at its end. `bound` are the proxy's listeners, as really bound.
@@ -25,7 +27,10 @@ pub fn banner(config: &Config, bound: &[Address], admin: Doors<'_>) -> String {
     page.rows("proxy", &bound.iter().map(shown).collect::<Vec<_>>());
     let socket = admin.socket.map(|path| format!("unix:{}", path.display()));
     page.rows("admin", &admin.tcp.map(shown).into_iter().chain(socket).collect::<Vec<_>>());
-    page.rows("try", &lines_to_try(config, bound));
+    if let Some(ca) = admin.ca {
+        page.row("ca", &ca.display().to_string());
+    }
+    page.rows("try", &lines_to_try(config, bound, admin.ca.is_some()));
     let open = bound.iter().any(|at| matches!(at, Address::Tcp(at) if at.ip().is_loopback()));
     if open && config.apps.is_empty() {
         page.row("note", "every local process can use this pool; give callers tokens with [apps.NAME]");
@@ -79,7 +84,7 @@ fn shown(at: &Address) -> String {
 }
 
 /// Lines that work as they stand, for the first TCP listener, else for the first socket.
-fn lines_to_try(config: &Config, bound: &[Address]) -> Vec<String> {
+fn lines_to_try(config: &Config, bound: &[Address], ca: bool) -> Vec<String> {
     let served = |name: &str| config.providers.get(name).filter(|it| has_key(config, it));
     let first = served("openai")
         .or_else(|| served("anthropic"))
@@ -109,6 +114,13 @@ fn lines_to_try(config: &Config, bound: &[Address]) -> Vec<String> {
     if let Some(host) = first.base_url.authority() {
         let base = first.base_url.path().trim_end_matches('/');
         lines.push(format!("curl{header} -x http://{at} http://{host}{base}{path}"));
+        // The app is told on the CONNECT itself, where curl sends no header of `-H`.
+        let user = if config.apps.is_empty() { "" } else { ":\"$APP_TOKEN\"@" };
+        if ca && first.base_url.scheme_str() == Some("https") {
+            lines.push(format!(
+                "curl -x http://{user}{at} --cacert \"$(lessor ca path)\" https://{host}{base}{path}"
+            ));
+        }
     }
     for (name, variables, rest) in [("openai", "OPENAI", "/v1"), ("anthropic", "ANTHROPIC", "")] {
         if let Some(provider) = served(name) {
@@ -157,7 +169,11 @@ mod tests {
     #[test]
     fn the_start_says_what_is_served_where_and_how_to_use_it() {
         let admin = Address::Tcp("127.0.0.1:8322".parse().unwrap());
-        let doors = Doors { tcp: Some(&admin), socket: Some(Path::new("/run/lessor/lessor-40404.sock")) };
+        let doors = Doors {
+            tcp: Some(&admin),
+            socket: Some(Path::new("/run/lessor/lessor-40404.sock")),
+            ca: Some(Path::new("/run/lessor/lessor-40404.ca.pem")),
+        };
         let mut config = config();
         config.warnings = vec!["OPENAI_API_KEY is in the environment".into()];
         let expected = format!(
@@ -168,8 +184,10 @@ store    memory:
 proxy    http://127.0.0.1:40404
 admin    http://127.0.0.1:8322
          unix:/run/lessor/lessor-40404.sock
+ca       /run/lessor/lessor-40404.ca.pem
 try      curl http://127.0.0.1:40404/openai/v1/models
          curl -x http://127.0.0.1:40404 http://api.openai.com/v1/models
+         curl -x http://127.0.0.1:40404 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
          OPENAI_BASE_URL=http://127.0.0.1:40404/openai/v1 OPENAI_API_KEY=lessor python app.py
 note     every local process can use this pool; give callers tokens with [apps.NAME]
 warning  OPENAI_API_KEY is in the environment

@@ -15,7 +15,7 @@ use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
 use crate::config::{Address, Listen};
-use crate::control::admin::{self, CheckResult, LeaseSeen, Status, socket_paths};
+use crate::control::admin::{self, CaSeen, CheckResult, LeaseSeen, Status, socket_paths};
 use crate::model::{KeyId, LeaseId, ProviderName, Secret};
 use crate::store::KeyView;
 
@@ -32,7 +32,17 @@ Examples:
   lessor status                             pools, keys, live leases, cooldowns and why
   lessor keys disable openai/openai-a       lend this key no more
   lessor leases list --json                 what the admin API says
+  curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
   lessor ready --admin http://10.0.0.7:8322 is that one ready?
+";
+
+const CA_EXAMPLES: &str = "\
+Examples:
+  curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
+  HTTPS_PROXY=http://127.0.0.1:8321 SSL_CERT_FILE=\"$(lessor ca bundle)\" python app.py
+  HTTPS_PROXY=http://127.0.0.1:8321 REQUESTS_CA_BUNDLE=\"$(lessor ca bundle)\" python app.py
+  HTTPS_PROXY=http://127.0.0.1:8321 NODE_USE_ENV_PROXY=1 NODE_EXTRA_CA_CERTS=\"$(lessor ca path)\" node app.mjs
+  lessor ca print | openssl x509 -noout -dates
 ";
 
 const EXIT_CODES: &str = "\
@@ -135,6 +145,9 @@ pub enum Ask {
     /// List live leases, or revoke one.
     #[command(subcommand)]
     Leases(Leases),
+    /// The local CA that stands in for providers inside CONNECT: what clients must trust.
+    #[command(subcommand, after_help = CA_EXAMPLES)]
+    Ca(Ca),
     /// Exit 0 when the sidecar is ready, 4 when it is not (for exec probes).
     Ready,
 }
@@ -181,6 +194,17 @@ pub enum Leases {
         #[arg(value_name = "ID", value_parser = lease_id)]
         id: LeaseId,
     },
+}
+
+/// `lessor ca …`.
+#[derive(Debug, Subcommand)]
+pub enum Ca {
+    /// Print the path of the CA's certificate.
+    Path,
+    /// Print the certificate itself.
+    Print,
+    /// Print the path of a bundle: the system's roots and the CA's certificate.
+    Bundle,
 }
 
 /// A key as the command line names it: `PROVIDER/ID`.
@@ -279,6 +303,10 @@ enum Failure {
     Unreachable(Vec<Tried>),
     #[error("{message} ({code})")]
     Refused { code: String, message: String, json: String },
+    #[error(
+        "the sidecar could not write its CA's files, as its log says; `lessor ca print` shows the certificate"
+    )]
+    NoCaFile,
     #[error("{from} answered what this version of lessor cannot read: {cause}")]
     Nonsense { from: String, cause: String },
 }
@@ -289,7 +317,7 @@ impl Failure {
             Self::Usage(_) => Exit::Usage,
             Self::Unreachable(_) => Exit::Unreachable,
             Self::Refused { code, .. } if code == STORE => Exit::StoreFailed,
-            Self::Refused { .. } | Self::Nonsense { .. } => Exit::Failed,
+            Self::Refused { .. } | Self::Nonsense { .. } | Self::NoCaFile => Exit::Failed,
         }
     }
 }
@@ -321,6 +349,9 @@ where
         return Err(refused(&answer, token.is_some()));
     }
     let shown = shown(ask, &answer, &mut exit).map_err(|cause| nonsense(cause.to_string()))?;
+    if exit == Exit::Failed && matches!(ask, Ask::Ca(_)) && !options.json {
+        return Err(Failure::NoCaFile);
+    }
     let text = if options.json {
         let json: serde_json::Value = parsed(&answer).map_err(|cause| nonsense(cause.to_string()))?;
         format!("{json:#}\n")
@@ -341,6 +372,7 @@ fn request(ask: &Ask) -> Call {
         Ask::Keys(Keys::Disable { key }) => (Method::POST, key_path(key, "disable")),
         Ask::Keys(Keys::Clear { key }) => (Method::POST, key_path(key, "clear")),
         Ask::Leases(Leases::List) => (Method::GET, "/v1/leases".into()),
+        Ask::Ca(_) => (Method::GET, "/v1/ca".into()),
         Ask::Leases(Leases::Revoke { id }) => (Method::DELETE, format!("/v1/leases/{id}")),
     };
     let server = if matches!(ask, Ask::Keys(Keys::Check { .. })) { admin::CHECK } else { admin::ANSWER };
@@ -434,6 +466,19 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
             tables::keys(&[parsed::<KeyView>(answer)?], answer.now)
         }
         Ask::Leases(Leases::Revoke { id }) => format!("{id} revoked\n"),
+        Ask::Ca(ca) => {
+            let seen: CaSeen = parsed(answer)?;
+            let line = |file: Option<String>| file.map(|file| tables::plain(&file) + "\n");
+            match ca {
+                Ca::Path => line(seen.cert_file),
+                Ca::Bundle => line(seen.bundle_file),
+                Ca::Print => Some(seen.pem),
+            }
+            .unwrap_or_else(|| {
+                *exit = Exit::Failed;
+                String::new()
+            })
+        }
         Ask::Ready => tables::ready(&list::<String>(answer, "reasons")?),
     })
 }

@@ -5,36 +5,38 @@
 //! phase that the socket can show. Silent, slow and idle connections are closed by [`Timeouts`].
 //! Out of descriptors, accepting backs off without spinning; what is open goes on.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, Version};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioTimer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Address, Limits, Timeouts};
 
+pub mod ca;
+mod connection;
 mod head;
+mod inside;
 mod socket;
+mod watched;
+mod wire;
 
+use ca::Authority;
+use connection::Serving;
 pub use socket::CutWatch;
-use socket::{Io, Phase, Signals, Socket};
+use socket::{Signals, Socket};
 
 /// How long accepting rests after it failed (out of descriptors, mostly).
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(100);
@@ -211,7 +213,8 @@ pub struct HeadFacts {
     pub scanned: bool,
 }
 
-/// Answers one request of a connection.
+/// Answers one request of a connection. A successful answer to CONNECT that has an `Arc<Site>` among its
+/// extensions opens the tunnel here: requests inside come with an `Arc<Inside>` among theirs.
 pub trait Serve: Clone + Send + Sync + 'static {
     /// The answer's body.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static;
@@ -233,14 +236,17 @@ pub struct Server {
     /// Cut what is still open.
     abort: CancellationToken,
     connections: TaskTracker,
+    /// Certificates for the insides of tunnels; `None` where none is opened.
+    authority: Option<Arc<Authority>>,
 }
 
 impl Server {
     /// A server under these bounds.
-    pub fn new(limits: Limits, timeouts: Timeouts) -> Self {
+    pub fn new(limits: Limits, timeouts: Timeouts, authority: Option<Arc<Authority>>) -> Self {
         Self {
             limits,
             timeouts,
+            authority,
             drain: CancellationToken::new(),
             abort: CancellationToken::new(),
             connections: TaskTracker::new(),
@@ -269,6 +275,7 @@ impl Server {
                 drain: self.drain.clone(),
                 abort: self.abort.clone(),
                 connections: self.connections.clone(),
+                authority: self.authority.clone(),
             };
             self.connections.spawn(accepting.run(service.clone()));
         }
@@ -296,6 +303,7 @@ struct Accepting {
     drain: CancellationToken,
     abort: CancellationToken,
     connections: TaskTracker,
+    authority: Option<Arc<Authority>>,
 }
 
 impl Accepting {
@@ -350,9 +358,18 @@ impl Accepting {
             .auto_date_header(false)
             .max_headers(self.limits.max_headers)
             .max_header_size(self.limits.max_header_bytes);
-        let (timeouts, drain, abort) = (self.timeouts, self.drain.clone(), self.abort.clone());
+        let abort = self.abort.clone();
+        let signals = conn.signals.clone();
+        let serving = Serving {
+            http,
+            socket: Arc::new(socket),
+            conn,
+            service,
+            timeouts: self.timeouts,
+            drain: self.drain.clone(),
+            authority: self.authority.clone(),
+        };
         self.connections.spawn(async move {
-            let signals = conn.signals.clone();
             let cut = async move {
                 abort.cancelled().await;
                 // Before the connection is dropped, so that no cut stream looks like one that ended.
@@ -361,7 +378,7 @@ impl Accepting {
             tokio::select! {
                 biased;
                 () = cut => {}
-                () = serve_one(http, socket, conn.clone(), service, timeouts, drain) => {}
+                () = serving.run() => {}
             }
         });
     }
@@ -378,186 +395,4 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::InvalidInput
             | io::ErrorKind::Interrupted
     )
-}
-
-/// What ended the service of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    /// hyper: the last answer is out, or the connection was handed over or broke.
-    Served,
-    /// The peer.
-    Gone,
-    /// The pace.
-    TooSlow,
-}
-
-/// Serves one connection until its end, its peer's leaving, or a timeout.
-async fn serve_one<S: Serve>(
-    http: http1::Builder,
-    socket: Socket,
-    conn: Conn,
-    service: S,
-    timeouts: Timeouts,
-    drain: CancellationToken,
-) {
-    let socket = Arc::new(socket);
-    let io = TokioIo::new(Io::new(socket.clone(), conn.signals.clone()));
-    let signals = conn.signals.clone();
-    let signals_of = conn.signals.clone();
-    let answer = service_fn(move |mut request: Request<Incoming>| {
-        let conn = conn.clone();
-        let service = service.clone();
-        let facts = signals_of.begin(request.body().is_end_stream());
-        async move {
-            let old = request.version() == Version::HTTP_10;
-            request.extensions_mut().insert(facts);
-            let signals = conn.signals.clone();
-            let connect = request.method() == Method::CONNECT;
-            let response = service.serve(request, conn).await;
-            if connect && response.status().is_success() {
-                signals.hand_over();
-            }
-            Ok::<_, Infallible>(response.map(|body| Answered { body, signals, old }))
-        }
-    });
-    let mut serving = pin!(http.serve_connection(io, answer).with_upgrades());
-    let mut gone = pin!(socket.gone());
-    let mut draining = pin!(drain.cancelled());
-    let mut drained = false;
-    let mut pace = Pace::new(timeouts);
-    let ended = std::future::poll_fn(|cx: &mut Context<'_>| {
-        // hyper first: bytes that came together with the close are still read and judged.
-        if serving.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ended::Served);
-        }
-        if gone.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ended::Gone);
-        }
-        if signals.poll_cut(cx).is_ready() {
-            signals.close_by_reset();
-            return Poll::Ready(Ended::TooSlow);
-        }
-        if !drained && draining.as_mut().poll(cx).is_ready() {
-            drained = true;
-            serving.as_mut().graceful_shutdown();
-            if serving.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Ended::Served);
-            }
-        }
-        if drained && pace.fresh && signals.phase() == Phase::Idle {
-            // Nothing was ever asked here, and hyper would wait for a first request.
-            return Poll::Ready(Ended::Gone);
-        }
-        pace.poll_too_slow(signals.phase(), signals.stalled_since(), cx).map(|()| Ended::TooSlow)
-    })
-    .await;
-    match ended {
-        Ended::Served if !signals.is_handed_over() && !signals.closes_by_reset() => socket.linger().await,
-        Ended::TooSlow if signals.phase() == Phase::Busy => signals.close_by_reset(),
-        Ended::TooSlow if signals.phase() == Phase::Head => {
-            socket.last_word(&head::too_slow());
-            socket.linger().await;
-        }
-        _ => {}
-    }
-}
-
-/// How long the next head may take, told by the phase; one timer, re-armed only when it fires.
-struct Pace {
-    timeouts: Timeouts,
-    phase: Phase,
-    since: Instant,
-    /// Since when the client takes nothing of its answer.
-    stalled: Option<Instant>,
-    /// No request has been served yet: then the first byte is due within `header`, too.
-    fresh: bool,
-    timer: Pin<Box<tokio::time::Sleep>>,
-}
-
-impl Pace {
-    fn new(timeouts: Timeouts) -> Self {
-        let since = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(since + timeouts.header));
-        Self { timeouts, phase: Phase::Idle, since, stalled: None, fresh: true, timer }
-    }
-
-    /// Ready when the time of this phase is over.
-    fn poll_too_slow(&mut self, phase: Phase, stalled: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
-        self.stalled = stalled;
-        if phase != self.phase {
-            self.fresh &= phase == Phase::Head;
-            // The first head's time runs from the accept, not from its first byte.
-            if !(self.fresh && phase == Phase::Head) {
-                self.since = Instant::now();
-            }
-            self.phase = phase;
-        }
-        if let Some(due) = self.due().filter(|due| *due < self.timer.deadline()) {
-            self.timer.as_mut().reset(due);
-        }
-        loop {
-            if self.timer.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-            match self.due() {
-                Some(due) if due <= Instant::now() => return Poll::Ready(()),
-                Some(due) => self.timer.as_mut().reset(due),
-                // Nothing is due; look again after a while, or when something changes.
-                None => self.timer.as_mut().reset(Instant::now() + self.timeouts.keep_alive),
-            }
-        }
-    }
-
-    /// When this phase has taken too long. A request is bounded by its own timeouts, but for a client that
-    /// takes nothing of its answer.
-    fn due(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Busy => self.stalled.map(|since| since + self.timeouts.idle),
-            Phase::Idle if !self.fresh => Some(self.since + self.timeouts.keep_alive),
-            _ => Some(self.since + self.timeouts.header),
-        }
-    }
-}
-
-pin_project_lite::pin_project! {
-    /// An answer on its way to the client; tells the connection when it has ended.
-    struct Answered<B> {
-        #[pin]
-        body: B,
-        signals: Arc<Signals>,
-        // The client speaks HTTP/1.0: an answer of unknown length ends with the connection, so only a
-        // reset tells a broken one from a complete one.
-        old: bool,
-    }
-
-    impl<B> PinnedDrop for Answered<B> {
-        fn drop(this: Pin<&mut Self>) {
-            this.project().signals.finish();
-        }
-    }
-}
-
-impl<B: Body<Data = Bytes>> Body for Answered<B> {
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let this = self.project();
-        let polled = this.body.poll_frame(cx);
-        if *this.old && matches!(polled, Poll::Ready(Some(Err(_)))) {
-            this.signals.close_by_reset();
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

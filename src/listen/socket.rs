@@ -2,25 +2,24 @@
 //!
 //! hyper stops reading while it serves a request with unread bytes in its buffer, and then cannot see
 //! the peer's FIN (one stray CRLF after a body is enough). So the socket is shared: hyper reads and
-//! writes through [`Io`], and [`Socket::gone`] waits on the same registration for "read closed" alone.
+//! writes through a [`super::wire::Wire`], and [`Socket::gone`] waits on the same registration for "read closed" alone.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 use tokio::time::Instant;
 
 use super::HeadFacts;
-use super::head::HeadScan;
+use super::inside::Opened;
 
 /// How long a connection that lessor ends is read on, see [`Socket::linger`].
-const LINGER: std::time::Duration = std::time::Duration::from_secs(2);
+pub(super) const LINGER: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// A connected socket of either family.
 #[derive(Debug)]
@@ -50,32 +49,32 @@ impl Socket {
         let _ = on_either!(self, socket => socket.ready(Interest::PRIORITY).await);
     }
 
-    fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         on_either!(self, socket => socket.poll_read_ready(cx))
     }
 
-    fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         on_either!(self, socket => socket.poll_write_ready(cx))
     }
 
-    fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<usize> {
+    pub(super) fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<usize> {
         on_either!(self, socket => socket.try_read_buf(buf))
     }
 
-    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         on_either!(self, socket => socket.try_write(bytes))
     }
 
-    fn try_write_vectored(&self, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
+    pub(super) fn try_write_vectored(&self, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
         on_either!(self, socket => socket.try_write_vectored(slices))
     }
 
-    fn shutdown_write(&self) -> io::Result<()> {
+    pub(super) fn shutdown_write(&self) -> io::Result<()> {
         on_either!(self, socket => socket2::SockRef::from(socket).shutdown(std::net::Shutdown::Write))
     }
 
     /// Makes the close that follows a reset instead of a clean end.
-    fn reset_on_close(&self) {
+    pub(super) fn reset_on_close(&self) {
         if let Self::Tcp(socket) = self {
             // Fails only on a socket that is closed already, where nothing is left to reset.
             let _ = socket2::SockRef::from(socket).set_linger(Some(std::time::Duration::ZERO));
@@ -101,12 +100,6 @@ impl Socket {
             }
         };
         let _ = tokio::time::timeout(LINGER, reading).await;
-    }
-
-    /// Writes what fits at once: a last word to a peer that is being closed on.
-    pub(super) fn last_word(&self, bytes: &[u8]) {
-        let _ = self.try_write(bytes);
-        let _ = self.shutdown_write();
     }
 }
 
@@ -143,6 +136,10 @@ pub(super) struct Signals {
     upgraded: AtomicBool,
     /// The answer broke where its framing could not show it: close by reset.
     reset: AtomicBool,
+    /// A head did not come in time: that is said, and nothing more is read.
+    too_slow: AtomicBool,
+    /// A tunnel whose inside is served here.
+    opened: Mutex<Option<Opened>>,
 }
 
 impl std::fmt::Debug for Signals {
@@ -163,6 +160,8 @@ impl Signals {
             cut: Mutex::new(None),
             upgraded: AtomicBool::new(false),
             reset: AtomicBool::new(false),
+            too_slow: AtomicBool::new(false),
+            opened: Mutex::new(None),
         }
     }
 
@@ -211,7 +210,20 @@ impl Signals {
         }
     }
 
-    fn note_write(&self, blocked: bool) {
+    /// Bytes came while a request was served.
+    pub(super) fn note_unseen(&self) {
+        if self.bodyless.load(Ordering::Relaxed) {
+            self.unseen.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The head that is being read has a `content-length` line.
+    pub(super) fn note_length(&self) {
+        self.saw_length.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the client takes bytes.
+    pub(super) fn note_write(&self, blocked: bool) {
         let before = self.stalled.load(Ordering::Relaxed);
         if blocked == (before != 0) {
             return;
@@ -224,6 +236,30 @@ impl Signals {
         self.upgraded.store(true, Ordering::Relaxed);
     }
 
+    /// The tunnel that the request just answered asked for is served here.
+    pub(super) fn open(&self, opened: Opened) {
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
+    }
+
+    /// The tunnel to serve. From here on the connection is as new.
+    pub(super) fn take_opened(&self) -> Option<Opened> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        self.upgraded.store(false, Ordering::Relaxed);
+        self.saw_length.store(false, Ordering::Relaxed);
+        self.unseen.store(false, Ordering::Relaxed);
+        self.enter(Phase::Idle);
+        Some(opened)
+    }
+
+    /// Nothing more is read; the client is told that it was too slow.
+    pub(super) fn stop_reading(&self) {
+        self.too_slow.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn stops_reading(&self) -> bool {
+        self.too_slow.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_handed_over(&self) -> bool {
         self.upgraded.load(Ordering::Relaxed)
     }
@@ -234,154 +270,5 @@ impl Signals {
 
     pub(super) fn close_by_reset(&self) {
         self.reset.store(true, Ordering::Relaxed);
-    }
-}
-
-/// hyper's side of a socket.
-#[derive(Debug)]
-pub(super) struct Io {
-    socket: Arc<Socket>,
-    signals: Arc<Signals>,
-    scan: HeadScan,
-    /// lessor's own words being written in place of hyper's bare error answer, and how far.
-    instead: Option<(Vec<u8>, usize)>,
-}
-
-impl Io {
-    pub(super) fn new(socket: Arc<Socket>, signals: Arc<Signals>) -> Self {
-        Self { socket, signals, scan: HeadScan::default(), instead: None }
-    }
-
-    /// Looks at what was read while no request is served: it belongs to a head.
-    fn note_read(&mut self, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
-        }
-        if self.signals.phase() == Phase::Busy {
-            if self.signals.bodyless.load(Ordering::Relaxed) {
-                self.signals.unseen.store(true, Ordering::Relaxed);
-            }
-            return;
-        }
-        if self.signals.phase() == Phase::Idle {
-            self.signals.enter(Phase::Head);
-            self.scan = HeadScan::default();
-        }
-        if self.scan.feed(bytes) {
-            self.signals.saw_length.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Writes once the client takes bytes, and notes since when it has not.
-    fn poll_some(
-        &self,
-        cx: &mut Context<'_>,
-        write: impl Fn(&Socket) -> io::Result<usize>,
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            let ready = self.socket.poll_write_ready(cx);
-            self.signals.note_write(ready.is_pending());
-            ready!(ready)?;
-            match write(&self.socket) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                other => return Poll::Ready(other),
-            }
-        }
-    }
-
-    /// Writes the words that stand in for hyper's, whole, before anything else.
-    fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some((bytes, written)) = &mut self.instead {
-            ready!(self.socket.poll_write_ready(cx))?;
-            match self.socket.try_write(&bytes[*written..]) {
-                Ok(more) => {
-                    *written += more;
-                    if *written >= bytes.len() {
-                        self.instead = None;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncRead for Io {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.socket.poll_read_ready(cx))?;
-            let before = buf.filled().len();
-            match self.socket.try_read(buf) {
-                Ok(_) => {
-                    let this = &mut *self;
-                    this.note_read(&buf.filled()[before..]);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-    }
-}
-
-impl AsyncWrite for Io {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.instead.is_none() && self.signals.phase() != Phase::Busy {
-            self.instead = super::head::own_error_answer(bytes).map(|answer| (answer, 0));
-            if self.instead.is_some() {
-                ready!(self.poll_instead(cx))?;
-                return Poll::Ready(Ok(bytes.len()));
-            }
-        } else if self.instead.is_some() {
-            ready!(self.poll_instead(cx))?;
-            return Poll::Ready(Ok(bytes.len()));
-        }
-        self.poll_some(cx, |socket| socket.try_write(bytes))
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        if self.signals.phase() != Phase::Busy || self.instead.is_some() {
-            // hyper's own error answers are one flat slice; everything else comes while Busy.
-            let first = slices.iter().find(|slice| !slice.is_empty()).map_or(&[][..], |slice| slice);
-            return self.as_mut().poll_write(cx, first);
-        }
-        self.poll_some(cx, |socket| socket.try_write_vectored(slices))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.signals.closes_by_reset() {
-            self.socket.reset_on_close();
-            return Poll::Ready(Ok(()));
-        }
-        match self.socket.shutdown_write() {
-            Err(error) if error.kind() != io::ErrorKind::NotConnected => Poll::Ready(Err(error)),
-            _ => Poll::Ready(Ok(())),
-        }
-    }
-}
-
-impl Drop for Io {
-    fn drop(&mut self) {
-        if self.signals.closes_by_reset() {
-            self.socket.reset_on_close();
-        }
     }
 }

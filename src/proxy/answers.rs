@@ -34,6 +34,7 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
         Code::UpgradeUnsupported => (StatusCode::NOT_IMPLEMENTED, "http_upgrade_failed", false),
         Code::UnknownProvider | Code::NoCandidate => (StatusCode::NOT_FOUND, "destination_not_found", false),
         Code::PolicyConflict => (StatusCode::CONFLICT, "http_request_denied", false),
+        Code::Misdirected => (StatusCode::MISDIRECTED_REQUEST, "http_request_denied", false),
         Code::PoolExhausted => (StatusCode::TOO_MANY_REQUESTS, "connection_limit_reached", true),
         Code::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, "destination_unavailable", true),
         Code::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "http_response_timeout", true),
@@ -45,8 +46,9 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
     }
 }
 
-/// The answer to a request that came in by `mode` and whose SDK shows errors of `shape`.
-pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode) -> Response<Bytes> {
+/// The answer to a request that came in by `mode` and whose SDK shows errors of `shape`. `connect`: it is
+/// a CONNECT itself.
+pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode, connect: bool) -> Response<Bytes> {
     let (status, kind, may_retry) = rendering(fault.code, mode);
     let mut response = Response::new(body(fault, shape, status));
     *response.status_mut() = status;
@@ -68,11 +70,11 @@ pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode) -> Response<B
     }
     let unsure_where_it_ends =
         matches!(fault.code, Code::BadRequest | Code::RequestTimeout | Code::UpgradeUnsupported);
-    if mode == Mode::Connect || unsure_where_it_ends {
+    if connect || unsure_where_it_ends {
         // After a refused CONNECT or upgrade, and after doubtful framing, what follows may be no request.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    if mode == Mode::Connect {
+    if connect {
         // The phrase is all that most clients show of a refused CONNECT.
         let phrase: String = format!("{}: {}", fault.code.as_str(), fault.message)
             .chars()
@@ -119,8 +121,8 @@ mod tests {
     #[test]
     fn an_unknown_app_gets_407_in_proxy_modes_and_never_401() {
         let fault = Fault::new(Code::AppUnauthenticated, "who?");
-        assert_eq!(answer(&fault, ErrorShape::OpenAi, Mode::BaseUrl).status(), 403);
-        let connect = answer(&fault, ErrorShape::OpenAi, Mode::Connect);
+        assert_eq!(answer(&fault, ErrorShape::OpenAi, Mode::BaseUrl, false).status(), 403);
+        let connect = answer(&fault, ErrorShape::OpenAi, Mode::Connect, true);
         assert_eq!(connect.status(), 407);
         assert_eq!(connect.headers()["connection"], "close");
         assert_eq!(connect.headers()["proxy-authenticate"], "Basic realm=\"lessor\"");
@@ -129,21 +131,24 @@ mod tests {
     #[test]
     fn a_wait_is_told_in_whole_seconds_and_in_ms_and_a_long_one_is_not_to_be_waited_for() {
         let soon = Fault::new(Code::PoolExhausted, "full").retry_after(Duration::from_millis(1200));
-        let soon = answer(&soon, ErrorShape::OpenAi, Mode::BaseUrl);
+        let soon = answer(&soon, ErrorShape::OpenAi, Mode::BaseUrl, false);
         assert_eq!(
             (&soon.headers()["retry-after"], &soon.headers()["retry-after-ms"]),
             (&"2".parse().unwrap(), &"1200".parse().unwrap())
         );
         assert!(!soon.headers().contains_key("x-should-retry"));
         let late = Fault::new(Code::PoolExhausted, "cooling").retry_after(Duration::from_secs(61));
-        assert_eq!(answer(&late, ErrorShape::OpenAi, Mode::BaseUrl).headers()["x-should-retry"], "false");
+        assert_eq!(
+            answer(&late, ErrorShape::OpenAi, Mode::BaseUrl, false).headers()["x-should-retry"],
+            "false"
+        );
     }
 
     #[test]
     fn bodies_have_the_shape_that_the_sdk_shows() {
         let fault = Fault::new(Code::NoCandidate, "no key serves `m`");
         let parsed = |shape| -> serde_json::Value {
-            serde_json::from_slice(answer(&fault, shape, Mode::BaseUrl).body()).unwrap()
+            serde_json::from_slice(answer(&fault, shape, Mode::BaseUrl, false).body()).unwrap()
         };
         assert_eq!(parsed(ErrorShape::OpenAi)["error"]["code"], "no_candidate");
         assert_eq!(parsed(ErrorShape::Anthropic)["error"]["message"], "lessor: no key serves `m`");

@@ -17,6 +17,8 @@ pub(super) struct Trace {
     /// Time spent waiting for the provider, up to the answer's head.
     away: Duration,
     metrics: Metrics,
+    /// It is no request of its own.
+    silent: bool,
 }
 
 impl Trace {
@@ -24,7 +26,7 @@ impl Trace {
         let mut line = RequestLine::new(AppName::anonymous(), mode, method);
         // Until something else is known: whoever drops it early is the client's leaving.
         line.outcome = "cancelled";
-        Self { line, begun: Instant::now(), away: Duration::ZERO, metrics }
+        Self { line, begun: Instant::now(), away: Duration::ZERO, metrics, silent: false }
     }
 
     pub(super) fn mode(&self) -> Mode {
@@ -71,6 +73,11 @@ impl Trace {
         self.line.detail = Some(fault.message);
     }
 
+    /// What was asked for is told by what follows.
+    pub(super) fn say_nothing(mut self) {
+        self.silent = true;
+    }
+
     /// It ended otherwise than its head promised.
     pub(super) fn ended_as(&mut self, outcome: &'static str) {
         self.line.outcome = outcome;
@@ -79,6 +86,9 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
+        if self.silent {
+            return;
+        }
         self.line.total = self.begun.elapsed();
         let provider = self.line.provider.as_ref().map_or("none", ProviderName::as_str);
         self.metrics.request(provider, self.line.mode, self.line.outcome, self.line.total);

@@ -69,6 +69,12 @@ impl Apps {
         ))
     }
 
+    /// The app of this name.
+    pub fn by_name(&self, name: &AppName) -> Option<&AppConfig> {
+        let known = self.apps.iter().map(|(app, _)| app);
+        known.chain((!self.required()).then_some(&self.anonymous)).find(|app| app.name == *name)
+    }
+
     /// Whether a header's value carries some app's token: then it must not leave.
     pub fn is_token(&self, value: &[u8]) -> bool {
         if !self.required() {

@@ -12,9 +12,10 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
 use crate::config::{AppConfig, Config, Provider};
-use crate::model::{AppName, Code, Fault, KeyId, Mode, ModelName, PoolName};
+use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, Site};
 
 pub mod apps;
+mod connect;
 pub mod ring;
 pub mod scan;
 pub mod target;
@@ -38,6 +39,8 @@ pub enum Plan {
         /// Who asks.
         app: AppName,
     },
+    /// A CONNECT to a provider's host: its tunnel is opened here.
+    Open(Arc<Site>),
     /// For another host, by a blind tunnel.
     Tunnel {
         /// Lower case, no brackets.
@@ -163,6 +166,9 @@ impl Routes {
         caller: &mut Option<AppName>,
     ) -> Result<Plan, Fault> {
         refuse_bad_framing(head, saw_length)?;
+        if let Some(inside) = head.extensions.get::<Arc<Inside>>() {
+            return self.inside(head, inside, caller);
+        }
         if head.method == Method::CONNECT {
             return self.connect(head, caller);
         }
@@ -175,7 +181,7 @@ impl Routes {
 
     /// The mode of a request whose plan could not be made: decides how an error looks.
     pub fn mode_of(head: &Parts) -> Mode {
-        if head.method == Method::CONNECT {
+        if head.method == Method::CONNECT || head.extensions.get::<Arc<Inside>>().is_some() {
             Mode::Connect
         } else if head.uri.authority().is_some() {
             Mode::Forward
@@ -187,13 +193,12 @@ impl Routes {
     /// The provider whose errors' shape fits a request, where one can be told.
     pub fn provider_hint(&self, head: &Parts) -> Option<&Arc<Provider>> {
         let by_path = || self.config.providers.get(head.uri.path().split('/').nth(1)?);
+        let by_host = |host: &str| self.config.providers.get(self.config.hosts.get(host)?);
+        if let Some(inside) = head.extensions.get::<Arc<Inside>>() {
+            return by_host(&inside.host);
+        }
         match head.uri.authority() {
-            Some(to) => self
-                .config
-                .hosts
-                .get(&host_key(to.host()))
-                .and_then(|name| self.config.providers.get(name))
-                .or_else(by_path),
+            Some(to) => by_host(&host_key(to.host())).or_else(by_path),
             None => by_path(),
         }
     }
@@ -254,7 +259,12 @@ impl Routes {
         let app = self.apps.identify(Mode::Forward, &head.headers, query, placeholder)?;
         *caller = Some(app.name.clone());
         if let Some(keys) = provider? {
-            let target = forward_target(&keys.provider, &host, authority, scheme, path, head.uri.query())?;
+            let usual = if scheme == "https" { 443 } else { 80 };
+            let port = authority.port_u16().unwrap_or(usual);
+            if port != usual {
+                refuse_foreign_port(&keys.provider, &host, port)?;
+            }
+            let target = forward_target(&keys.provider, &host, path, head.uri.query())?;
             return self.lend(head, keys, Mode::Forward, target, path.to_owned(), app);
         }
         self.refuse_other_host(&host)?;
@@ -271,23 +281,6 @@ impl Routes {
             ));
         }
         Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
-    }
-
-    fn connect(&self, head: &Parts, caller: &mut Option<AppName>) -> Result<Plan, Fault> {
-        let app = self.apps.identify(Mode::Connect, &head.headers, None, false)?;
-        *caller = Some(app.name.clone());
-        let (host, port) = target::connect_target(&head.uri)?;
-        if self.provider_of(&host)?.is_some() {
-            return Err(Fault::new(
-                Code::DestinationDenied,
-                format!(
-                    "CONNECT to {host} would hide the request from lessor, and interception is not built in yet; \
-                     use a base URL (http://SIDECAR/PROVIDER) or an http:// target through the proxy"
-                ),
-            ));
-        }
-        self.refuse_other_host(&host)?;
-        Ok(Plan::Tunnel { host, port, app: app.name.clone() })
     }
 
     fn lend(
@@ -442,35 +435,34 @@ impl Routes {
 
 /// Where a proxied request for a provider's host goes: to that host over the provider's own scheme; or,
 /// where the user set `base_url`, there.
-fn forward_target(
-    provider: &Provider,
-    host: &str,
-    asked: &Authority,
-    scheme: &str,
-    path: &str,
-    query: Option<&str>,
-) -> Result<Uri, Fault> {
+fn forward_target(provider: &Provider, host: &str, path: &str, query: Option<&str>) -> Result<Uri, Fault> {
     let base = &provider.base_url;
-    let is_base = base.host().is_some_and(|name| host_key(name) == host);
-    let usual = if scheme == "https" { 443 } else { 80 };
-    let port_fits = asked
-        .port_u16()
-        .is_none_or(|port| port == usual || port == 443 || (is_base && Some(port) == base.port_u16()));
-    if !port_fits {
-        return Err(Fault::new(
-            Code::DestinationDenied,
-            format!("`{}` is served at {host} on its own port alone", provider.name),
-        ));
-    }
-    if is_base {
+    if is_base(provider, host) {
         return build_target(base, None, path, query);
     }
     if provider.base_url_is_users {
         return build_target(base, None, &format!("{}{path}", base.path().trim_end_matches('/')), query);
     }
+    let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let authority =
-        asked.host().parse().map_err(|_| Fault::new(Code::BadRequest, "the target's host is malformed"))?;
+        bracketed.parse().map_err(|_| Fault::new(Code::BadRequest, "the target's host is malformed"))?;
     build_target(base, Some(authority), path, query)
+}
+
+/// Whether `host` is the one of `base_url`.
+fn is_base(provider: &Provider, host: &str) -> bool {
+    provider.base_url.host().is_some_and(|name| host_key(name) == host)
+}
+
+/// Refuses a port on which the provider is not: what else listens at its host is none of a key's business.
+fn refuse_foreign_port(provider: &Provider, host: &str, port: u16) -> Result<(), Fault> {
+    if port == 443 || (is_base(provider, host) && Some(port) == provider.base_url.port_u16()) {
+        return Ok(());
+    }
+    Err(Fault::new(
+        Code::DestinationDenied,
+        format!("`{}` is served at {host} on its own port alone", provider.name),
+    ))
 }
 
 /// `base`'s scheme and authority (or another authority), with a path and query as they came.

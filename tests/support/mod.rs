@@ -15,6 +15,7 @@ pub mod provider;
 pub mod redis;
 pub mod sandbox;
 pub mod sdk;
+pub mod tunnel;
 
 use std::time::{Duration, Instant};
 

@@ -396,6 +396,16 @@ pub struct Certificates {
 }
 
 impl Certificates {
+    /// A CA alone: its certificate and its key, PEM.
+    pub fn ca() -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+        ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+        ca.distinguished_name.push(rcgen::DnType::CommonName, "operator's CA");
+        (ca.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    }
+
     /// For these names.
     pub fn make(names: &[&str]) -> Self {
         let ca_key = rcgen::KeyPair::generate().unwrap();

@@ -30,7 +30,7 @@ fn the_command_line_is_sound_and_its_help_names_examples_and_exit_codes() {
     for part in ["Examples:", "Exit codes:", "3  no sidecar was reached", "LESSOR_ADMIN", "LESSOR_CONFIG"] {
         assert!(help.contains(part), "{part} in {help}");
     }
-    for name in ["run", "check", "status", "keys", "leases", "ready", "version"] {
+    for name in ["run", "check", "status", "keys", "leases", "ca", "ready", "version"] {
         assert!(command.find_subcommand(name).is_some(), "{name}");
     }
 }

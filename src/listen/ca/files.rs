@@ -1,0 +1,112 @@
+//! The CA's certificate, and a bundle of it with the system's roots, where clients can read them.
+//!
+//! Only certificates are written, never a key. Each file is replaced whole: a client that reads it
+//! while it is renewed sees the old one or the new one.
+
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Authority;
+use super::mint::{CA_NAME, pem_of};
+
+/// Where both are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CaPaths {
+    /// The certificate of the CA; of two while one follows the other.
+    pub cert: PathBuf,
+    /// The system's roots and the same.
+    pub bundle: PathBuf,
+}
+
+impl CaPaths {
+    /// Writes both.
+    pub fn write(&self, authority: &Authority) -> io::Result<()> {
+        let own = authority.pem();
+        replace(&self.cert, &own)?;
+        replace(&self.bundle, &(system_roots() + &own))
+    }
+
+    /// Removes both.
+    pub fn remove(&self) {
+        for path in [&self.cert, &self.bundle] {
+            // Gone already is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Whether both are there.
+    pub fn are_there(&self) -> bool {
+        self.cert.exists() && self.bundle.exists()
+    }
+
+    /// Keeps both as they should be until told to stop, then removes them.
+    pub async fn keep(self, authority: Arc<Authority>, stop: CancellationToken) {
+        // What is not there now was told at the start.
+        let (mut written, mut told) = (authority.trusted().1, !self.are_there());
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = authority.turned() => {}
+                () = tokio::time::sleep(authority.look_every()) => {}
+            }
+            if let Err(error) = authority.turn() {
+                tracing::warn!(%error, "the next CA could not be made; trying again shortly");
+                continue;
+            }
+            let turn = authority.trusted().1;
+            // Cleaners of temporary files take away what is old.
+            if turn == written && self.are_there() {
+                continue;
+            }
+            let (paths, of) = (self.clone(), authority.clone());
+            // The system's roots are some hundred files on some systems: not on a thread that serves.
+            let done = tokio::task::spawn_blocking(move || paths.write(&of)).await;
+            match done.map_err(io::Error::other).flatten() {
+                Ok(()) => {
+                    tracing::info!(path = %self.cert.display(), "the CA's files were renewed");
+                    (written, told) = (turn, false);
+                }
+                Err(error) if !told => {
+                    tracing::warn!(path = %self.cert.display(), %error, "the CA's files could not be renewed");
+                    told = true;
+                }
+                Err(_) => {}
+            }
+        }
+        self.remove();
+    }
+}
+
+/// The system's roots as PEM.
+fn system_roots() -> String {
+    let found = rustls_native_certs::load_native_certs().certs;
+    if found.is_empty() {
+        tracing::info!("the system has no root certificates; the CA bundle holds lessor's own CA alone");
+    }
+    // Where a shell that trusts a bundle of lessor's starts lessor again, its CA must not come to stay.
+    let own = |certificate: &[u8]| memchr::memmem::find(certificate, CA_NAME.as_bytes()).is_some();
+    found.iter().filter(|certificate| !own(certificate)).map(|certificate| pem_of(certificate)).collect()
+}
+
+/// Writes `text` beside `path` and moves it there.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.new", std::process::id()));
+    let beside = PathBuf::from(beside);
+    // A name that is there already is no file of ours to write through.
+    let _ = std::fs::remove_file(&beside);
+    let write = || {
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    };
+    write().inspect_err(|_| {
+        let _ = std::fs::remove_file(&beside);
+    })
+}

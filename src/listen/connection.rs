@@ -1,0 +1,242 @@
+//! One connection from its first byte to its end: hyper serves it, and beside it the peer's leaving, the
+//! pace and the drain are watched. The inside of a tunnel is served the same way.
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper::{Method, Request, Version};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::ca::Authority;
+use super::inside::Opened;
+use super::socket::{LINGER, Phase, Signals, Socket};
+use super::watched::Watched;
+use super::wire::Wire;
+use super::{Conn, Serve};
+use crate::config::Timeouts;
+use crate::model::{Inside, Site};
+
+/// What ended the service of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// hyper: the last answer is out, or the connection was handed over or broke.
+    Served,
+    /// The peer.
+    Gone,
+    /// The pace.
+    TooSlow,
+}
+
+/// An accepted connection, and what it is served with.
+pub(super) struct Serving<S> {
+    pub(super) http: http1::Builder,
+    pub(super) socket: Arc<Socket>,
+    pub(super) conn: Conn,
+    pub(super) service: S,
+    pub(super) timeouts: Timeouts,
+    pub(super) drain: CancellationToken,
+    /// Certificates for the insides of tunnels.
+    pub(super) authority: Option<Arc<Authority>>,
+}
+
+impl<S: Serve> Serving<S> {
+    /// Serves the connection until its end, its peer's leaving, or a timeout.
+    pub(super) async fn run(self) {
+        let signals = self.conn.signals.clone();
+        let wire = Wire::new(self.socket.clone(), signals.clone());
+        let mut ended = self.http(Watched::new(wire, signals.clone()), None).await;
+        if let Some(opened) = signals.take_opened() {
+            // Boxed, so that connections without a tunnel do not carry its size.
+            ended = Box::pin(self.inside(opened)).await;
+        }
+        match ended {
+            Ended::Served if signals.is_handed_over() || signals.closes_by_reset() => {}
+            Ended::Served => self.socket.linger().await,
+            Ended::TooSlow if signals.phase() == Phase::Busy => signals.close_by_reset(),
+            Ended::TooSlow if signals.phase() == Phase::Head => self.socket.linger().await,
+            Ended::Gone | Ended::TooSlow => {}
+        }
+    }
+
+    /// Serves HTTP/1.1 on `io`. A connection that is too slow was told so.
+    pub(super) async fn http<T>(&self, io: Watched<T>, inside: Option<Arc<Inside>>) -> Ended
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let signals = &self.conn.signals;
+        let answer = service_fn(|request| self.answer(request, inside.clone()));
+        let mut serving = pin!(self.http.serve_connection(TokioIo::new(io), answer).with_upgrades());
+        let mut gone = pin!(self.socket.gone());
+        let mut draining = pin!(self.drain.cancelled());
+        let mut drained = false;
+        let mut pace = Pace::new(self.timeouts);
+        let ended = std::future::poll_fn(|cx: &mut Context<'_>| {
+            // hyper first: bytes that came together with the close are still read and judged.
+            if serving.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Ended::Served);
+            }
+            if gone.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Ended::Gone);
+            }
+            if signals.poll_cut(cx).is_ready() {
+                signals.close_by_reset();
+                return Poll::Ready(Ended::TooSlow);
+            }
+            if !drained && draining.as_mut().poll(cx).is_ready() {
+                drained = true;
+                serving.as_mut().graceful_shutdown();
+                if serving.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Ended::Served);
+                }
+            }
+            if drained && pace.fresh && signals.phase() == Phase::Idle {
+                // Nothing was ever asked here, and hyper would wait for a first request.
+                return Poll::Ready(Ended::Gone);
+            }
+            pace.poll_too_slow(signals.phase(), signals.stalled_since(), cx).map(|()| Ended::TooSlow)
+        })
+        .await;
+        if ended == Ended::TooSlow && signals.phase() == Phase::Head {
+            signals.stop_reading();
+            // hyper reads on, and so says it, under TLS too.
+            let _ = tokio::time::timeout(LINGER, serving).await;
+        }
+        ended
+    }
+
+    /// Answers one request; notes where its tunnel is to be served here.
+    async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        inside: Option<Arc<Inside>>,
+    ) -> Result<http::Response<Answered<S::Body>>, Infallible> {
+        let signals = self.conn.signals.clone();
+        let facts = signals.begin(request.body().is_end_stream());
+        let old = request.version() == Version::HTTP_10;
+        request.extensions_mut().insert(facts);
+        if let Some(inside) = inside {
+            request.extensions_mut().insert(inside);
+        }
+        let connect = request.method() == Method::CONNECT;
+        let upgrade = request.extensions().get::<OnUpgrade>().cloned().filter(|_| connect);
+        let mut response = self.service.serve(request, self.conn.clone()).await;
+        if connect && response.status().is_success() {
+            signals.hand_over();
+            if let (Some(site), Some(upgrade)) = (response.extensions_mut().remove::<Arc<Site>>(), upgrade) {
+                signals.open(Opened { site, upgrade });
+            }
+        }
+        Ok(response.map(|body| Answered { body, signals, old }))
+    }
+}
+
+/// How long the next head may take, told by the phase; one timer, re-armed only when it fires.
+struct Pace {
+    timeouts: Timeouts,
+    phase: Phase,
+    since: Instant,
+    /// Since when the client takes nothing of its answer.
+    stalled: Option<Instant>,
+    /// No request has been served yet: then the first byte is due within `header`, too.
+    fresh: bool,
+    timer: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Pace {
+    fn new(timeouts: Timeouts) -> Self {
+        let since = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(since + timeouts.header));
+        Self { timeouts, phase: Phase::Idle, since, stalled: None, fresh: true, timer }
+    }
+
+    /// Ready when the time of this phase is over.
+    fn poll_too_slow(&mut self, phase: Phase, stalled: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
+        self.stalled = stalled;
+        if phase != self.phase {
+            self.fresh &= phase == Phase::Head;
+            // The first head's time runs from the accept, not from its first byte.
+            if !(self.fresh && phase == Phase::Head) {
+                self.since = Instant::now();
+            }
+            self.phase = phase;
+        }
+        if let Some(due) = self.due().filter(|due| *due < self.timer.deadline()) {
+            self.timer.as_mut().reset(due);
+        }
+        loop {
+            if self.timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            match self.due() {
+                Some(due) if due <= Instant::now() => return Poll::Ready(()),
+                Some(due) => self.timer.as_mut().reset(due),
+                // Nothing is due; look again after a while, or when something changes.
+                None => self.timer.as_mut().reset(Instant::now() + self.timeouts.keep_alive),
+            }
+        }
+    }
+
+    /// When this phase has taken too long. A request is bounded by its own timeouts, but for a client that
+    /// takes nothing of its answer.
+    fn due(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Busy => self.stalled.map(|since| since + self.timeouts.idle),
+            Phase::Idle if !self.fresh => Some(self.since + self.timeouts.keep_alive),
+            _ => Some(self.since + self.timeouts.header),
+        }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// An answer on its way to the client; tells the connection when it has ended.
+    struct Answered<B> {
+        #[pin]
+        body: B,
+        signals: Arc<Signals>,
+        // The client speaks HTTP/1.0: an answer of unknown length ends with the connection, so only a
+        // reset tells a broken one from a complete one.
+        old: bool,
+    }
+
+    impl<B> PinnedDrop for Answered<B> {
+        fn drop(this: Pin<&mut Self>) {
+            this.project().signals.finish();
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for Answered<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        let polled = this.body.poll_frame(cx);
+        if *this.old && matches!(polled, Poll::Ready(Some(Err(_)))) {
+            this.signals.close_by_reset();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

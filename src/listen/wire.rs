@@ -1,0 +1,125 @@
+//! The bytes of one accepted socket as they are on the wire, under TLS where there is some.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::socket::{Signals, Socket};
+
+/// Bytes read at once while only the first one matters.
+const PEEK: usize = 4096;
+
+/// One reader and writer of a socket that others watch.
+#[derive(Debug)]
+pub(super) struct Wire {
+    socket: Arc<Socket>,
+    signals: Arc<Signals>,
+    /// Read already, and not yet given on.
+    ahead: Bytes,
+}
+
+impl Wire {
+    pub(super) fn new(socket: Arc<Socket>, signals: Arc<Signals>) -> Self {
+        Self { socket, signals, ahead: Bytes::new() }
+    }
+
+    /// Gives `bytes` before what the socket has.
+    pub(super) fn put_back(&mut self, bytes: Bytes) {
+        self.ahead = bytes;
+    }
+
+    /// The first byte that will be read; `None` at the end.
+    pub(super) async fn first_byte(&mut self) -> io::Result<Option<u8>> {
+        if self.ahead.is_empty() {
+            let mut some = Vec::with_capacity(PEEK);
+            tokio::io::AsyncReadExt::read_buf(self, &mut some).await?;
+            self.ahead = some.into();
+        }
+        Ok(self.ahead.first().copied())
+    }
+
+    /// Writes once the client takes bytes, and notes since when it has not.
+    fn poll_some(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&Socket) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let ready = self.socket.poll_write_ready(cx);
+            self.signals.note_write(ready.is_pending());
+            ready!(ready)?;
+            match write(&self.socket) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let n = self.ahead.len().min(buf.remaining());
+            buf.put_slice(&self.ahead[..n]);
+            self.ahead.advance(n);
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            ready!(self.socket.poll_read_ready(cx))?;
+            match self.socket.try_read(buf) {
+                Ok(_) => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_some(cx, |socket| socket.try_write(bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_some(cx, |socket| socket.try_write_vectored(slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.signals.closes_by_reset() {
+            self.socket.reset_on_close();
+            return Poll::Ready(Ok(()));
+        }
+        match self.socket.shutdown_write() {
+            Err(error) if error.kind() != io::ErrorKind::NotConnected => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if self.signals.closes_by_reset() {
+            self.socket.reset_on_close();
+        }
+    }
+}
