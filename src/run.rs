@@ -277,6 +277,8 @@ fn open_doors(
 struct LocalCa {
     authority: Arc<Authority>,
     paths: Option<CaPaths>,
+    /// Up to which turn of the CA the files were current at the start.
+    written: Option<u64>,
 }
 
 impl LocalCa {
@@ -287,21 +289,24 @@ impl LocalCa {
             cert: socket.with_extension("ca.pem"),
             bundle: socket.with_extension("ca-bundle.pem"),
         });
-        match &paths {
-            Some(paths) => {
-                if let Err(error) = paths.write(&authority) {
-                    tracing::warn!(path = %paths.cert.display(), %error, "the CA's files could not be written");
-                }
+        let written = match paths.as_ref().map(|paths| (paths, paths.write(&authority))) {
+            Some((_, Ok(turn))) => Some(turn),
+            Some((paths, Err(error))) => {
+                tracing::warn!(path = %paths.cert.display(), %error, "the CA's files could not be written");
+                None
             }
-            None => tracing::warn!("without an admin socket there is no place for the CA's files"),
-        }
-        Self { authority, paths }
+            None => {
+                tracing::warn!("without an admin socket there is no place for the CA's files");
+                None
+            }
+        };
+        Self { authority, paths, written }
     }
 
     /// Keeps the files current until told to stop.
     fn keep(&self, stop: &CancellationToken) -> Option<JoinHandle<()>> {
         let paths = self.paths.clone()?;
-        Some(tokio::spawn(paths.keep(self.authority.clone(), stop.clone())))
+        Some(tokio::spawn(paths.keep(self.authority.clone(), self.written, stop.clone())))
     }
 
     fn seen(&self) -> CaSeen {

@@ -267,7 +267,7 @@ async fn a_silent_client_and_garbage_end_in_bounded_time() {
     let said = garbage.rest().await;
     assert!(said.starts_with("HTTP/1.1 400 ") && said.contains("bad_request"), "{said}");
     let mut bad_tls = connect(&lessor, OPENAI).await;
-    bad_tls.write([0x16, 3, 1, 0, 4, 9, 9, 9, 9]).await;
+    bad_tls.write([0x16, 3, 1, 0, 5, 1, 0, 0, 1, 9]).await;
     let mut alert = [0; 7];
     within(NEVER, "an alert", bad_tls.0.read_exact(&mut alert)).await.unwrap();
     assert_eq!(alert[0], 0x15, "an alert: {alert:?}");

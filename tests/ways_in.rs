@@ -145,16 +145,17 @@ async fn connect_to_another_host_is_a_blind_tunnel() {
 }
 
 #[tokio::test]
-async fn connect_to_a_providers_host_says_how_the_provider_is_reached_until_interception_comes() {
+async fn without_interception_connect_to_a_providers_host_is_refused_and_says_how_it_is_reached() {
     let provider = Provider::start(openai).await;
-    let lessor = start(&provider).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).set("proxy.intercept", "false").start().await;
     let mut raw = lessor.raw().await;
     raw.write("CONNECT api.openai.com:443 HTTP/1.1\r\nHost: api.openai.com:443\r\n\r\n").await;
     let refusal = raw.rest().await;
-    let status: u16 = refusal.split(' ').nth(1).unwrap().parse().unwrap();
-    assert!(status >= 400, "{refusal}");
-    assert!(refusal.to_ascii_lowercase().contains("x-lessor-error: "), "{refusal}");
+    assert!(refusal.starts_with("HTTP/1.1 403 destination_denied: "), "{refusal}");
+    assert!(refusal.contains("proxy.intercept"), "{refusal}");
     assert_eq!(provider.count(), 0);
+    let ca = lessor.cli(&["ca", "path"]).await;
+    assert!(ca.code == Some(1) && ca.stderr.contains("proxy.intercept"), "{ca:?}");
 }
 
 #[tokio::test]

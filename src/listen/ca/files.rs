@@ -23,11 +23,13 @@ pub struct CaPaths {
 }
 
 impl CaPaths {
-    /// Writes both.
-    pub fn write(&self, authority: &Authority) -> io::Result<()> {
-        let own = authority.pem();
+    /// Writes both; says up to which turn of the CA they are current.
+    pub fn write(&self, authority: &Authority) -> io::Result<u64> {
+        let (trusted, turn) = authority.trusted();
+        let own: String = trusted.iter().map(|certificate| pem_of(certificate)).collect();
         replace(&self.cert, &own)?;
-        replace(&self.bundle, &(system_roots() + &own))
+        replace(&self.bundle, &(system_roots() + &own))?;
+        Ok(turn)
     }
 
     /// Removes both.
@@ -40,13 +42,13 @@ impl CaPaths {
 
     /// Whether both are there.
     pub fn are_there(&self) -> bool {
-        self.cert.exists() && self.bundle.exists()
+        self.cert.is_file() && self.bundle.is_file()
     }
 
-    /// Keeps both as they should be until told to stop, then removes them.
-    pub async fn keep(self, authority: Arc<Authority>, stop: CancellationToken) {
-        // What is not there now was told at the start.
-        let (mut written, mut told) = (authority.trusted().1, !self.are_there());
+    /// Keeps both as they should be until told to stop, then removes them. `written` is what [`Self::write`]
+    /// said; where it failed, that was told already.
+    pub async fn keep(self, authority: Arc<Authority>, mut written: Option<u64>, stop: CancellationToken) {
+        let mut told = written.is_none();
         loop {
             tokio::select! {
                 biased;
@@ -58,18 +60,17 @@ impl CaPaths {
                 tracing::warn!(%error, "the next CA could not be made; trying again shortly");
                 continue;
             }
-            let turn = authority.trusted().1;
             // Cleaners of temporary files take away what is old.
-            if turn == written && self.are_there() {
+            if written == Some(authority.trusted().1) && self.are_there() {
                 continue;
             }
             let (paths, of) = (self.clone(), authority.clone());
             // The system's roots are some hundred files on some systems: not on a thread that serves.
             let done = tokio::task::spawn_blocking(move || paths.write(&of)).await;
             match done.map_err(io::Error::other).flatten() {
-                Ok(()) => {
+                Ok(turn) => {
                     tracing::info!(path = %self.cert.display(), "the CA's files were renewed");
-                    (written, told) = (turn, false);
+                    (written, told) = (Some(turn), false);
                 }
                 Err(error) if !told => {
                     tracing::warn!(path = %self.cert.display(), %error, "the CA's files could not be renewed");

@@ -106,9 +106,9 @@ async fn the_files_are_renewed_at_a_turn_and_when_somebody_took_them_away() {
     let authority = Arc::new(authority);
     let paths =
         files::CaPaths { cert: dir.path().join("l.ca.pem"), bundle: dir.path().join("l.ca-bundle.pem") };
-    paths.write(&authority).unwrap();
+    let written = Some(paths.write(&authority).unwrap());
     let stop = tokio_util::sync::CancellationToken::new();
-    let keeping = tokio::spawn(paths.clone().keep(authority.clone(), stop.clone()));
+    let keeping = tokio::spawn(paths.clone().keep(authority.clone(), written, stop.clone()));
     *now.lock().unwrap() += HOUR * 24 * 4;
     authority.serve_as("api.openai.com").unwrap();
     let both = authority.pem();
