@@ -36,6 +36,10 @@ fn known() -> Vec<(&'static str, Runner)> {
         ("./.ci/setup && cargo test", RunsThis(".ci/run")),
         ("curl http://127.0.0.1:8321/openai/v1/models", Prints("gpt-4o-mini")),
         ("curl -x http://127.0.0.1:8321 http://api.openai.com/v1/models", Prints("gpt-4o-mini")),
+        (
+            "curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models",
+            Prints("gpt-4o-mini"),
+        ),
         (with_base_url("python examples/python/openai_chat.py"), Prints("Hello, world")),
         (
             "ANTHROPIC_BASE_URL=http://127.0.0.1:8321/anthropic ANTHROPIC_API_KEY=placeholder python examples/python/anthropic_chat.py",

@@ -88,8 +88,8 @@ async fn the_anthropic_python_sdk_works_by_base_url_by_proxy_and_by_both() {
 
 #[tokio::test]
 async fn the_openai_node_sdk_works_by_base_url_also_where_a_proxy_is_set() {
-    // Node's fetch looks at no proxy variable by itself; where it is told to, it sends CONNECT, which is
-    // tried when interception comes.
+    // Node's fetch looks at no proxy variable by itself; where it is told to, it sends CONNECT, which
+    // tests/intercept.rs tries.
     let (provider, lessor) = openai_and_lessor().await;
     let (base_url, proxy) = (format!("{}/openai/v1", lessor.url()), lessor.url());
     let mut env = vec![("OPENAI_BASE_URL", base_url.as_str()), ("OPENAI_API_KEY", "placeholder")];

@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use rcgen::KeyPair;
@@ -66,7 +66,7 @@ fn text_of(path: &Path, private: bool) -> Result<zeroize::Zeroizing<String>, Str
     Ok(text)
 }
 
-fn certificates(path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let text = text_of(path, false)?;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
     match read {
@@ -76,7 +76,7 @@ fn certificates(path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, String> 
     }
 }
 
-fn key_of(path: &PathBuf) -> Result<(KeyPair, Secret), String> {
+fn key_of(path: &Path) -> Result<(KeyPair, Secret), String> {
     let text = text_of(path, true)?;
     // The library's own words could repeat parts of what it read.
     let pair = KeyPair::from_pem(&text)
