@@ -1,8 +1,7 @@
 //! What can rest, and the bounded table of what does.
 
-use std::collections::HashMap;
-
 use super::rest::Rest;
+use super::tracked::Tracked;
 use crate::model::{Fingerprint, GroupName, KeyId, ModelName, ProviderName};
 use crate::store::StoreTime;
 
@@ -89,7 +88,7 @@ impl Subject {
 
 /// What rests, or did and is remembered.
 #[derive(Debug, Default)]
-pub struct Rests(HashMap<Subject, Rest>);
+pub struct Rests(pub(super) Tracked<Subject, Rest>);
 
 impl Rests {
     /// Whether nothing rests: the usual case, in which nobody need look.
