@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use lessor::model::{KeyId, LeaseId, OwnerId, ProviderName};
+use lessor::model::{KeyId, LeaseId, ProviderName};
 use lessor::store::memory::MemoryStore;
 use lessor::store::sqlite::SqliteStore;
 use lessor::store::{
@@ -17,9 +17,8 @@ use lessor::store::{
 use proptest::prelude::*;
 use tokio::sync::broadcast::Receiver;
 
-use super::store_contract::{World, candidate, key, provider, says_wait, setting};
 use super::store_world::{self, Bench, now, step};
-use super::{Host, OnFile, Place};
+use super::{Host, Place};
 
 const HANDLES: usize = 3;
 
@@ -107,7 +106,9 @@ impl Store for Twin {
     fn snapshot(&self, of: ProviderName) -> Answer<Snapshot> {
         self.both(self.next().snapshot(of.clone()), self.model.snapshot(of), |_, _| {})
     }
+    /// From here on one process alone speaks: what others do is heard only by those who wait or hold.
     fn subscribe(&self) -> Receiver<StoreEvent> {
+        self.handles.lock().unwrap().truncate(1);
         self.next().subscribe()
     }
     fn now(&self) -> StoreTime {
@@ -194,4 +195,35 @@ proptest! {
             world.check();
         }
     }
+}
+
+impl super::store_contract::Backend for Shared {
+    const TTL: Duration = Duration::from_secs(2);
+    const SLACK: Duration = Duration::ZERO;
+
+    async fn fresh() -> Self {
+        <Self as Bench>::fresh(&Arc::new(AtomicU64::new(1_800_000_000_000)))
+    }
+
+    fn store(&self) -> Arc<dyn Store> {
+        Bench::store(self)
+    }
+
+    async fn pass(&self, time: Duration) -> bool {
+        self.now.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+        true
+    }
+
+    async fn lose_data(&mut self) -> bool {
+        Bench::lose_data(self);
+        true
+    }
+}
+
+/// The contract where each call is made by another process than the one before, so that none can lean on
+/// what was not written; and each answer is the model's.
+mod by_several_processes {
+    use super::super::store_contract;
+    use super::Shared;
+    store_contract!(Shared);
 }

@@ -90,10 +90,10 @@ pub enum OpenError {
         waited: Duration,
     },
     /// The file was taken away while it was opened.
-    #[error("the database in {} was moved or deleted while it was opened; try again", folder.display())]
+    #[error("{} was moved or deleted while it was opened; try again", file.display())]
     Moved {
-        /// The folder.
-        folder: PathBuf,
+        /// The file.
+        file: PathBuf,
     },
     /// This file cannot have a write-ahead log.
     #[error("{} cannot be used with a write-ahead log (got `{mode}`); use a local folder", file.display())]

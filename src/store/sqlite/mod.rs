@@ -69,7 +69,7 @@ impl SqliteStore {
     /// The same by another clock, for tests.
     pub fn open_with(path: &Path, clock: Clock) -> Result<Self, OpenError> {
         let clock = StoreClock::new(clock);
-        let (conn, identity) = schema::open(path, &clock)?;
+        let (conn, files) = schema::open(path, &clock, None)?;
         let (calls, waiting) = sync_channel(WAITING);
         let events = broadcast::Sender::new(EVENTS);
         let writer =
@@ -77,7 +77,7 @@ impl SqliteStore {
         // Detached: it ends once the last handle and the last call under way are gone.
         std::thread::Builder::new()
             .name("lessor-sqlite".into())
-            .spawn(move || writer.run(conn, identity))
+            .spawn(move || writer.run(conn, files))
             .map_err(OpenError::NoThread)?;
         Ok(Self(Arc::new(Inner { path: path.to_path_buf(), clock, calls, events })))
     }

@@ -14,19 +14,38 @@ use super::OpenError;
 /// How long to wait for others who open files of the same folder.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Which file it is, whatever its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    device: u64,
-    inode: u64,
+/// Which file it is, whatever its name: device and inode.
+type Identity = (u64, u64);
+
+fn identity(path: &Path) -> Option<Identity> {
+    let found = fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
-impl Identity {
-    /// The file that lies there now.
-    pub(super) fn of(path: &Path) -> Option<Self> {
-        let found = fs::metadata(path).ok()?;
-        Some(Self { device: found.dev(), inode: found.ino() })
+/// Which database lies somewhere, and which log belongs to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Files {
+    database: Option<Identity>,
+    log: Option<Identity>,
+}
+
+impl Files {
+    /// Those that lie there now.
+    pub(super) fn at(database: &Path) -> Self {
+        Self { database: identity(database), log: identity(&beside(database, "-wal")) }
     }
+
+    /// Whether it is the same database, whatever became of its log.
+    pub(super) fn is_database_of(&self, other: &Self) -> bool {
+        self.database.is_some() && self.database == other.database
+    }
+}
+
+/// One of the files that SQLite keeps beside a database.
+fn beside(database: &Path, suffix: &str) -> PathBuf {
+    let mut path = database.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 /// The folder, held so that nobody else makes or opens a file in it meanwhile.
@@ -35,7 +54,6 @@ impl Identity {
 /// behind, switch it to WAL), and two processes at once could each undo the other's.
 #[derive(Debug)]
 pub(super) struct Folder {
-    path: PathBuf,
     _lock: fs::File,
 }
 
@@ -62,7 +80,7 @@ impl Folder {
         let began = Instant::now();
         loop {
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { path, _lock: lock }),
+                Ok(()) => return Ok(Self { _lock: lock }),
                 Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => {
                     thread::sleep(Duration::from_millis(rand::random_range(1..10)));
                 }
@@ -72,29 +90,27 @@ impl Folder {
         }
     }
 
-    /// The file, made where there is none: readable by its owner alone, as SQLite then makes the two
-    /// others.
-    pub(super) fn file(&self, file: &Path) -> Result<Identity, OpenError> {
+    /// Sees to the file, which is made where there is none: readable by its owner alone, as SQLite then
+    /// makes the two others. `left` are the files of a database that lay there before.
+    pub(super) fn file(&self, file: &Path, left: Option<Files>) -> Result<Files, OpenError> {
         let unwritable = |cause| OpenError::FileUnwritable { file: file.to_path_buf(), cause };
         match fs::metadata(file) {
             Ok(found) if !found.is_file() => {
                 let cause = io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file");
                 return Err(unwritable(cause));
             }
-            Ok(_) => rustix::fs::access(file, Access::WRITE_OK | Access::READ_OK)
-                .map_err(|cause| unwritable(cause.into()))?,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-                // A log that a deleted database left behind would be replayed into the new one.
-                for suffix in ["-wal", "-shm"] {
-                    let mut left = file.as_os_str().to_owned();
-                    left.push(suffix);
-                    match fs::remove_file(&left) {
-                        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                            return Err(unwritable(cause));
-                        }
-                        _ => {}
-                    }
+            Ok(_) => {
+                rustix::fs::access(file, Access::WRITE_OK | Access::READ_OK)
+                    .map_err(|cause| unwritable(cause.into()))?;
+                let now = Files::at(file);
+                if left.is_some_and(|left| {
+                    left.log.is_some() && left.log == now.log && left.database != now.database
+                }) {
+                    drop_log(file).map_err(unwritable)?;
                 }
+            }
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                drop_log(file).map_err(unwritable)?;
                 // Closing any descriptor of a file drops this process's locks on it; on one that is new,
                 // under the folder's lock, there are none.
                 let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
@@ -102,8 +118,19 @@ impl Folder {
             }
             Err(cause) => return Err(unwritable(cause)),
         }
-        Identity::of(file).ok_or_else(|| OpenError::Moved { folder: self.path.clone() })
+        Ok(Files::at(file))
     }
+}
+
+/// Drops the log of a database that no longer lies there: SQLite would replay it into the one that does.
+fn drop_log(database: &Path) -> io::Result<()> {
+    for suffix in ["-wal", "-shm"] {
+        match fs::remove_file(beside(database, suffix)) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The kind of a file system that several hosts may share, or whose locks and shared memory cannot be

@@ -7,7 +7,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transac
 
 use super::clock::StoreClock;
 use super::errors::{Fault, OpenError};
-use super::place::{Folder, Identity};
+use super::place::{Files, Folder};
 use super::rows::Rows;
 
 /// Marks the file as lessor's: `LSSR`.
@@ -69,10 +69,15 @@ CREATE TABLE rests (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// The file that lies at `path`, ready for use and made where there is none; and which file that is.
-pub(super) fn open(path: &Path, clock: &StoreClock) -> Result<(Connection, Identity), OpenError> {
+/// The file that lies at `path`, ready for use and made where there is none; and which files these are.
+/// `left` are those of a database that was open before.
+pub(super) fn open(
+    path: &Path,
+    clock: &StoreClock,
+    left: Option<Files>,
+) -> Result<(Connection, Files), OpenError> {
     let folder = Folder::of(path)?;
-    let found = folder.file(path)?;
+    let before = folder.file(path, left)?;
     // Not by URI: a path with `?` in it is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let failed = |cause| OpenError::of(path, cause);
@@ -91,10 +96,11 @@ pub(super) fn open(path: &Path, clock: &StoreClock) -> Result<(Connection, Ident
     }
     // From here on the thread waits for locks itself, so that it can answer those who have waited enough.
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
-    if Identity::of(path) != Some(found) {
-        return Err(OpenError::Moved { folder: path.to_path_buf() });
+    let files = Files::at(path);
+    if !files.is_database_of(&before) {
+        return Err(OpenError::Moved { file: path.to_path_buf() });
     }
-    Ok((conn, found))
+    Ok((conn, files))
 }
 
 /// Whether it is a file of ours that we can read.

@@ -15,7 +15,7 @@ use tokio::sync::{broadcast, oneshot};
 use super::book::Book;
 use super::clock::StoreClock;
 use super::errors::Fault;
-use super::place::Identity;
+use super::place::Files;
 use super::{PATIENCE, schema};
 use crate::store::{StoreError, StoreEvent};
 
@@ -102,26 +102,34 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Serves calls until the last handle is gone and what it asked for is done.
-    pub(super) fn run(self, conn: Connection, identity: Identity) {
-        let mut open = Some((conn, identity));
+    pub(super) fn run(self, conn: Connection, files: Files) {
+        let mut open = Some((conn, files));
+        let mut left = files;
+        let mut moved = false;
         let mut jobs = Vec::new();
         loop {
-            if let Some((conn, identity)) = open.take() {
-                let end = self.serve(&conn, identity, &mut jobs);
+            if let Some((conn, files)) = open.take() {
+                let end = self.serve(&conn, files, &mut jobs);
                 // Closing checkpoints, if this is the last connection; else another's will.
                 drop(conn);
                 match end {
                     End::Done => return,
-                    End::Moved => tracing::warn!(
-                        "the store's file was replaced or deleted; lessor goes on with what lies there now"
-                    ),
+                    End::Moved => moved = true,
                     End::Broken => {}
                 }
             }
-            match schema::open(&self.path, &self.clock) {
+            match schema::open(&self.path, &self.clock, Some(left)) {
                 Ok(opened) => {
+                    left = opened.1;
                     open = Some(opened);
-                    self.tell(vec![StoreEvent::Reconnected]);
+                    // After a mere failure the leases are where they were, and nobody need doubt them.
+                    if std::mem::take(&mut moved) {
+                        let file = self.path.display();
+                        tracing::warn!(
+                            "{file} was replaced or deleted; lessor goes on with what lies there now"
+                        );
+                        self.tell(vec![StoreEvent::Reconnected]);
+                    }
                 }
                 Err(error) => {
                     answer(&mut jobs, Some(&error.into()));
@@ -132,7 +140,7 @@ impl Writer {
         }
     }
 
-    fn serve(&self, conn: &Connection, identity: Identity, jobs: &mut Vec<Box<dyn Job>>) -> End {
+    fn serve(&self, conn: &Connection, files: Files, jobs: &mut Vec<Box<dyn Job>>) -> End {
         let mut book = match Book::new(conn, self.clock.clone()) {
             Ok(book) => book,
             Err(cause) => {
@@ -157,8 +165,8 @@ impl Writer {
                 }
             }
             self.take_more(jobs);
-            // Costs a µs, and keeps two files from being lent from at once.
-            if Identity::of(&self.path) != Some(identity) {
+            // Costs two µs, and keeps two files from being lent from at once.
+            if Files::at(&self.path) != files {
                 return End::Moved;
             }
             if jobs.is_empty() {
