@@ -21,6 +21,7 @@ pub use crate::model::{Candidate, KeySettings};
 pub mod memory;
 pub mod redis;
 pub mod rules;
+pub mod sqlite;
 pub mod text;
 
 /// A point on the store's clock, in ms since the Unix epoch.
