@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lessor::model::{AppName, Class, LeaseId, OwnerId, ProviderName};
@@ -128,10 +129,12 @@ async fn a_row_that_cannot_be_read_stops_its_provider_alone() {
     by_hand(&world)
         .execute_batch("UPDATE keys SET id = 'No Name'; UPDATE providers SET changes = 99")
         .unwrap();
-    let store = world.backend.host.open(&world.backend.place.file);
-    let broken = store.snapshot(provider()).await.unwrap_err();
-    assert!(matches!(&broken, StoreError::Nonsense(text) if text.contains("move it away")), "{broken}");
-    store.snapshot(other).await.unwrap();
+    let fresh: Arc<dyn Store> = Arc::new(world.backend.host.open(&world.backend.place.file));
+    for store in [world.store(), fresh] {
+        let broken = store.snapshot(provider()).await.unwrap_err();
+        assert!(matches!(&broken, StoreError::Nonsense(text) if text.contains("move it away")), "{broken}");
+        store.snapshot(other.clone()).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -221,8 +224,8 @@ async fn as_a_child_it_lends_until_it_is_killed() {
                     app: AppName::anonymous(),
                     model: None,
                     candidates: vec![candidate("a"), candidate("b")],
-                    ttl: SECOND * 2,
-                    deadline: store.now().plus(SECOND),
+                    ttl: SECOND,
+                    deadline: store.now().plus(SECOND / 2),
                 };
                 let lease = ask.lease;
                 let Acquired::Granted(grant) = store.acquire(ask).await.unwrap() else {

@@ -55,14 +55,15 @@ async fn a_folder_that_cannot_be_written_to_says_so() {
         return;
     }
     let place = Place::new();
-    let mount = async |options: &str| {
+    let mount = |options: &str| {
         let mut mount = std::process::Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(place.dir.path());
-        assert!(mount.status().unwrap().success());
+        mount.output().unwrap().status.success()
     };
-    mount("size=1m").await;
+    assert!(mount("size=1m"));
     drop(Host::new().open(&place.file));
-    mount("remount,ro").await;
+    // not before the store's thread has closed its file
+    support::eventually("a read-only mount", async || mount("remount,ro").then_some(())).await;
     let text = refusal(&place.file);
     assert!(text.contains("cannot be written to, and SQLite keeps files beside the database"), "{text}");
 }
