@@ -175,6 +175,8 @@ async fn a_file_that_is_replaced_is_opened_anew_and_its_holders_hear_of_it() {
     let held = world.lend("a").await;
     let other = world.backend.place.dir.path().join("other.db");
     drop(world.backend.host.open(&other));
+    let log = other.with_extension("db-wal");
+    support::eventually("the last handle closes its file", async || (!log.exists()).then_some(())).await;
     std::fs::rename(&other, &world.backend.place.file).unwrap();
     assert_eq!(world.why_not_key("a").await, Reason::NoSettings);
     let mut heard = std::iter::from_fn(|| events.try_recv().ok());
