@@ -148,6 +148,31 @@ async fn a_file_that_was_damaged_or_emptied_by_hand_refuses_rather_than_guesses(
 }
 
 #[tokio::test]
+async fn a_folder_that_vanishes_is_named_and_one_that_comes_back_is_used() {
+    let world = World::of(OnFile::fresh().await);
+    world.keys([("a", 1)]).await;
+    let (dir, away) = (world.backend.place.dir.path(), world.backend.place.dir.path().with_extension("away"));
+    std::fs::rename(dir, &away).unwrap();
+    for _ in 0..2 {
+        let text = unavailable(world.store().acquire(world.ask(["a"])).await);
+        assert!(text.contains("is no folder; make it"), "{text}");
+    }
+    std::fs::rename(&away, dir).unwrap();
+    assert!(world.lends_key("a").await);
+}
+
+#[tokio::test]
+async fn a_link_to_the_file_is_the_file() {
+    let world = World::of(OnFile::fresh().await);
+    world.keys([("a", 1)]).await;
+    let links = Place::new();
+    std::os::unix::fs::symlink(&world.backend.place.file, &links.file).unwrap();
+    let linked = world.backend.host.open(&links.file);
+    let _held = world.lend("a").await;
+    assert!(matches!(linked.acquire(world.ask(["a"])).await, Ok(Acquired::Refused(_))));
+}
+
+#[tokio::test]
 async fn what_another_process_does_is_heard_by_those_who_wait_or_hold() {
     let mut world = World::of(OnFile::fresh().await);
     let other = world.backend.host.open(&world.backend.place.file);
