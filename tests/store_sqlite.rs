@@ -1,6 +1,6 @@
 //! The SQLite store: the contract, the rules' own model as its measure, several processes on one file,
 //! and what a file can suffer.
-#![allow(clippy::unwrap_used, unreachable_pub)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, unreachable_pub)]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

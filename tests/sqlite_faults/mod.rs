@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lessor::model::{AppName, Class, LeaseId, OwnerId, ProviderName};
@@ -128,10 +129,12 @@ async fn a_row_that_cannot_be_read_stops_its_provider_alone() {
     by_hand(&world)
         .execute_batch("UPDATE keys SET id = 'No Name'; UPDATE providers SET changes = 99")
         .unwrap();
-    let store = world.backend.host.open(&world.backend.place.file);
-    let broken = store.snapshot(provider()).await.unwrap_err();
-    assert!(matches!(&broken, StoreError::Nonsense(text) if text.contains("move it away")), "{broken}");
-    store.snapshot(other).await.unwrap();
+    let fresh: Arc<dyn Store> = Arc::new(world.backend.host.open(&world.backend.place.file));
+    for store in [world.store(), fresh] {
+        let broken = store.snapshot(provider()).await.unwrap_err();
+        assert!(matches!(&broken, StoreError::Nonsense(text) if text.contains("move it away")), "{broken}");
+        store.snapshot(other.clone()).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -142,6 +145,31 @@ async fn a_file_that_was_damaged_or_emptied_by_hand_refuses_rather_than_guesses(
     unavailable(world.store().acquire(world.ask(["a"])).await);
     world.backend.place.delete();
     assert_eq!(world.why_not_key("a").await, Reason::NoSettings);
+}
+
+#[tokio::test]
+async fn a_folder_that_vanishes_is_named_and_one_that_comes_back_is_used() {
+    let world = World::of(OnFile::fresh().await);
+    world.keys([("a", 1)]).await;
+    let (dir, away) = (world.backend.place.dir.path(), world.backend.place.dir.path().with_extension("away"));
+    std::fs::rename(dir, &away).unwrap();
+    for _ in 0..2 {
+        let text = unavailable(world.store().acquire(world.ask(["a"])).await);
+        assert!(text.contains("is no folder; make it"), "{text}");
+    }
+    std::fs::rename(&away, dir).unwrap();
+    assert!(world.lends_key("a").await);
+}
+
+#[tokio::test]
+async fn a_link_to_the_file_is_the_file() {
+    let world = World::of(OnFile::fresh().await);
+    world.keys([("a", 1)]).await;
+    let links = Place::new();
+    std::os::unix::fs::symlink(&world.backend.place.file, &links.file).unwrap();
+    let linked = world.backend.host.open(&links.file);
+    let _held = world.lend("a").await;
+    assert!(matches!(linked.acquire(world.ask(["a"])).await, Ok(Acquired::Refused(_))));
 }
 
 #[tokio::test]
@@ -221,8 +249,8 @@ async fn as_a_child_it_lends_until_it_is_killed() {
                     app: AppName::anonymous(),
                     model: None,
                     candidates: vec![candidate("a"), candidate("b")],
-                    ttl: SECOND * 2,
-                    deadline: store.now().plus(SECOND),
+                    ttl: SECOND,
+                    deadline: store.now().plus(SECOND / 2),
                 };
                 let lease = ask.lease;
                 let Acquired::Granted(grant) = store.acquire(ask).await.unwrap() else {

@@ -55,14 +55,15 @@ async fn a_folder_that_cannot_be_written_to_says_so() {
         return;
     }
     let place = Place::new();
-    let mount = async |options: &str| {
+    let mount = |options: &str| {
         let mut mount = std::process::Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(place.dir.path());
-        assert!(mount.status().unwrap().success());
+        mount.output().unwrap().status.success()
     };
-    mount("size=1m").await;
+    assert!(mount("size=1m"));
     drop(Host::new().open(&place.file));
-    mount("remount,ro").await;
+    // not before the store's thread has closed its file
+    support::eventually("a read-only mount", async || mount("remount,ro").then_some(())).await;
     let text = refusal(&place.file);
     assert!(text.contains("cannot be written to, and SQLite keeps files beside the database"), "{text}");
 }
@@ -174,6 +175,8 @@ async fn a_file_that_is_replaced_is_opened_anew_and_its_holders_hear_of_it() {
     let held = world.lend("a").await;
     let other = world.backend.place.dir.path().join("other.db");
     drop(world.backend.host.open(&other));
+    let log = other.with_extension("db-wal");
+    support::eventually("the last handle closes its file", async || (!log.exists()).then_some(())).await;
     std::fs::rename(&other, &world.backend.place.file).unwrap();
     assert_eq!(world.why_not_key("a").await, Reason::NoSettings);
     let mut heard = std::iter::from_fn(|| events.try_recv().ok());

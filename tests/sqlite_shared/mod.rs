@@ -45,30 +45,27 @@ impl Twin {
         assert_eq!(known, *other);
         *epoch = known;
     }
+}
 
-    fn both<T: Debug + Send + 'static>(
-        &self,
-        file: Answer<T>,
-        model: Answer<T>,
-        same: impl FnOnce(&mut T, &mut T) + Send + 'static,
-    ) -> Answer<T>
-    where
-        T: Clone,
-    {
-        Box::pin(async move {
-            let (answer, mut by_model) = (file.await?, model.await?);
-            let mut by_file = answer.clone();
-            same(&mut by_file, &mut by_model);
-            assert_eq!(format!("{by_file:?}"), format!("{by_model:?}"));
-            Ok(answer)
-        })
-    }
+/// The file's answer, which must be the model's once `same` has made alike what may differ.
+fn both<T: Clone + Debug + Send + 'static>(
+    file: Answer<T>,
+    model: Answer<T>,
+    same: impl FnOnce(&mut T, &mut T) + Send + 'static,
+) -> Answer<T> {
+    Box::pin(async move {
+        let (answer, mut by_model) = (file.await?, model.await?);
+        let mut by_file = answer.clone();
+        same(&mut by_file, &mut by_model);
+        assert_eq!(format!("{by_file:?}"), format!("{by_model:?}"));
+        Ok(answer)
+    })
 }
 
 impl Store for Twin {
     fn acquire(&self, ask: Acquire) -> Answer<Acquired> {
         let twin = self.clone();
-        self.both(self.next().acquire(ask.clone()), self.model.acquire(ask), move |file, model| {
+        both(self.next().acquire(ask.clone()), self.model.acquire(ask), move |file, model| {
             if let (Acquired::Granted(file), Acquired::Granted(model)) = (file, model) {
                 twin.met(&mut file.epoch, &model.epoch);
             }
@@ -79,18 +76,18 @@ impl Store for Twin {
         let known = |epoch: &Epoch| self.lives.lock().unwrap().get(&epoch.0).cloned();
         let translated = ask.epoch.as_ref().map(|epoch| known(epoch).unwrap_or_else(|| epoch.clone()));
         let for_model = Renew { epoch: translated, ..ask.clone() };
-        self.both(self.next().renew(ask), self.model.renew(for_model), move |file, model| {
+        both(self.next().renew(ask), self.model.renew(for_model), move |file, model| {
             twin.met(&mut file.epoch, &model.epoch);
         })
     }
     fn release(&self, asks: Vec<Release>) -> Answer<usize> {
-        self.both(self.next().release(asks.clone()), self.model.release(asks), |_, _| {})
+        both(self.next().release(asks.clone()), self.model.release(asks), |_, _| {})
     }
     fn report(&self, ask: Report) -> Answer<Reported> {
-        self.both(self.next().report(ask.clone()), self.model.report(ask), |_, _| {})
+        both(self.next().report(ask.clone()), self.model.report(ask), |_, _| {})
     }
     fn sync_keys(&self, ask: SyncKeys) -> Answer<Synced> {
-        self.both(self.next().sync_keys(ask.clone()), self.model.sync_keys(ask), |file, model| {
+        both(self.next().sync_keys(ask.clone()), self.model.sync_keys(ask), |file, model| {
             // pairs come in no order
             file.same_secret.sort();
             model.same_secret.sort();
@@ -98,13 +95,13 @@ impl Store for Twin {
     }
     fn set_status(&self, of: ProviderName, key: KeyId, change: StatusChange) -> Answer<bool> {
         let model = self.model.set_status(of.clone(), key.clone(), change.clone());
-        self.both(self.next().set_status(of, key, change), model, |_, _| {})
+        both(self.next().set_status(of, key, change), model, |_, _| {})
     }
     fn revoke(&self, of: ProviderName, lease: LeaseId) -> Answer<bool> {
-        self.both(self.next().revoke(of.clone(), lease), self.model.revoke(of, lease), |_, _| {})
+        both(self.next().revoke(of.clone(), lease), self.model.revoke(of, lease), |_, _| {})
     }
     fn snapshot(&self, of: ProviderName) -> Answer<Snapshot> {
-        self.both(self.next().snapshot(of.clone()), self.model.snapshot(of), |_, _| {})
+        both(self.next().snapshot(of.clone()), self.model.snapshot(of), |_, _| {})
     }
     /// From here on one process alone speaks: what others do is heard only by those who wait or hold.
     fn subscribe(&self) -> Receiver<StoreEvent> {

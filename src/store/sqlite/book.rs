@@ -88,12 +88,14 @@ impl<'c> Book<'c> {
             let Entry::Occupied(mut kept) = self.ledgers.entry(name) else { continue };
             match self.rows.changes(kept.key())? {
                 Some((changes, epoch)) if kept.get().is_current(changes, &epoch) => {}
-                _ => match self.rows.load(kept.key(), self.clock.offset())? {
-                    Some(fresh) => {
+                _ => match self.rows.load(kept.key(), self.clock.offset()) {
+                    Ok(Some(fresh)) => {
                         self.news.extend(kept.get().ledger.news(&fresh.ledger));
                         kept.insert(fresh);
                     }
-                    None => drop(kept.remove()),
+                    // Whoever asks for a provider that cannot be read is told then; the others go on.
+                    Ok(None) | Err(Fault::Row(_)) => drop(kept.remove()),
+                    Err(fault) => return Err(fault),
                 },
             }
         }

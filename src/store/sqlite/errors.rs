@@ -11,6 +11,13 @@ use crate::store::StoreError;
 /// Why the file could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    /// No file is named.
+    #[error("store.url names no file; write sqlite:///var/lib/lessor/state.db, say")]
+    NoPath {
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
     /// The folder is not there.
     #[error("{} is no folder; make it, or change store.url", folder.display())]
     NoFolder {

@@ -69,17 +69,20 @@ impl SqliteStore {
     /// The same by another clock, for tests.
     pub fn open_with(path: &Path, clock: Clock) -> Result<Self, OpenError> {
         let clock = StoreClock::new(clock);
-        let (conn, files) = schema::open(path, &clock, None)?;
+        // SQLite keeps its other files beside what a link points to, and so must we look for them there.
+        let path = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+        let path = path.map_err(|cause| OpenError::NoPath { cause })?;
+        let (conn, files) = schema::open(&path, &clock, None)?;
         let (calls, waiting) = sync_channel(WAITING);
         let events = broadcast::Sender::new(EVENTS);
         let writer =
-            Writer { path: path.to_path_buf(), clock: clock.clone(), events: events.clone(), calls: waiting };
+            Writer { path: path.clone(), clock: clock.clone(), events: events.clone(), calls: waiting };
         // Detached: it ends once the last handle and the last call under way are gone.
         std::thread::Builder::new()
             .name("lessor-sqlite".into())
             .spawn(move || writer.run(conn, files))
             .map_err(OpenError::NoThread)?;
-        Ok(Self(Arc::new(Inner { path: path.to_path_buf(), clock, calls, events })))
+        Ok(Self(Arc::new(Inner { path, clock, calls, events })))
     }
 
     /// One call. Nothing happens before its first poll; from then on it runs whether or not its caller

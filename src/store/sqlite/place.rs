@@ -54,6 +54,7 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
 /// behind, switch it to WAL), and two processes at once could each undo the other's.
 #[derive(Debug)]
 pub(super) struct Folder {
+    file: PathBuf,
     _lock: fs::File,
 }
 
@@ -80,7 +81,7 @@ impl Folder {
         let began = Instant::now();
         loop {
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { _lock: lock }),
+                Ok(()) => return Ok(Self { file: file.to_path_buf(), _lock: lock }),
                 Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => {
                     thread::sleep(Duration::from_millis(rand::random_range(1..10)));
                 }
@@ -92,7 +93,8 @@ impl Folder {
 
     /// Sees to the file, which is made where there is none: readable by its owner alone, as SQLite then
     /// makes the two others. `left` are the files of a database that lay there before.
-    pub(super) fn file(&self, file: &Path, left: Option<Files>) -> Result<Files, OpenError> {
+    pub(super) fn file(&self, left: Option<Files>) -> Result<Files, OpenError> {
+        let file = self.file.as_path();
         let unwritable = |cause| OpenError::FileUnwritable { file: file.to_path_buf(), cause };
         match fs::metadata(file) {
             Ok(found) if !found.is_file() => {

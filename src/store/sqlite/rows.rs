@@ -7,7 +7,7 @@ use std::str::FromStr;
 use rusqlite::{Connection, OptionalExtension as _, Row, Statement};
 
 use super::errors::Fault;
-use crate::model::{FencingToken, Fingerprint, LeaseId, OwnerId, ProviderName};
+use crate::model::{FencingToken, Fingerprint, GroupName, LeaseId, OwnerId, ProviderName};
 use crate::store::rules::parts::Head;
 use crate::store::rules::{Key, Learned, Lease, Ledger, Settings};
 use crate::store::text::{parse_rest, parse_subject, rest_text, subject_text};
@@ -193,7 +193,7 @@ impl<'c> Rows<'c> {
             provider,
             name,
             settings.map(|settings| settings.pool.as_str()),
-            settings.and_then(|settings| settings.group.as_ref()).map(|group| group.as_str()),
+            settings.and_then(|settings| settings.group.as_ref()).map(GroupName::as_str),
             settings.map(|settings| settings.cap),
             settings.and_then(|settings| settings.fingerprint).map(|secret| secret.0),
             disabled,

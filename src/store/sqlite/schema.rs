@@ -77,7 +77,7 @@ pub(super) fn open(
     left: Option<Files>,
 ) -> Result<(Connection, Files), OpenError> {
     let folder = Folder::of(path)?;
-    let before = folder.file(path, left)?;
+    let before = folder.file(left)?;
     // Not by URI: a path with `?` in it is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let failed = |cause| OpenError::of(path, cause);
