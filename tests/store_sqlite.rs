@@ -15,6 +15,7 @@ mod sqlite_faults;
 mod sqlite_files;
 mod sqlite_shared;
 mod store_contract;
+mod store_twin;
 mod store_world;
 mod support;
 

@@ -286,7 +286,7 @@ pub enum SyncMode {
 pub struct Synced {
     /// Keys that the store knew with other settings.
     pub differing: Vec<KeyId>,
-    /// Pairs of keys that have the same secret: each of the asked, and another.
+    /// Pairs of keys that have the same secret: one of the asked, and another. Of several, not all are named.
     pub same_secret: Vec<(KeyId, KeyId)>,
 }
 
