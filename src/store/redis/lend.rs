@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::batch::Batched;
 use super::link::Live;
 use super::values::{Reader, nonsense};
-use super::{CALL_LIMIT, Call, Shared};
+use super::{CALL_LIMIT, Call, SHARED_LIMIT, Shared, within_limit};
 use crate::model::{FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
 use crate::store::text::fingerprint_text;
 use crate::store::{
@@ -24,18 +24,19 @@ const WAITS_MS: u64 = 15_000;
 
 impl Shared {
     pub(super) async fn acquire(self: &Arc<Self>, ask: Acquire) -> Result<Acquired, StoreError> {
-        let until = Instant::now() + CALL_LIMIT;
+        let until = Instant::now() + SHARED_LIMIT;
         let provider = ask.provider.clone();
         let answer = self.acquires.push(self, |shared| &shared.acquires, &provider, [ask]).pop();
         let Some(answer) = answer else { return Err(nonsense("nothing")) };
         match timeout_at(until, answer).await {
             Ok(Ok(answer)) => answer,
             // Sent or not, it may yet be: its deadline bounds when.
-            _ => Err(StoreError::TimedOut(CALL_LIMIT)),
+            _ => Err(StoreError::TimedOut(SHARED_LIMIT)),
         }
     }
 
     pub(super) async fn release(self: &Arc<Self>, asks: Vec<Release>) -> Result<usize, StoreError> {
+        let until = Instant::now() + SHARED_LIMIT;
         let mut by_provider: HashMap<ProviderName, Vec<Release>> = HashMap::new();
         for ask in asks {
             by_provider.entry(ask.provider.clone()).or_default().push(ask);
@@ -46,7 +47,11 @@ impl Shared {
         }
         let mut freed = 0;
         for answer in answers {
-            freed += answer.await.map_err(|_| StoreError::TimedOut(CALL_LIMIT))??;
+            // What waits in line is sent though nobody waits for its answer.
+            let Ok(Ok(answer)) = timeout_at(until, answer).await else {
+                return Err(StoreError::TimedOut(SHARED_LIMIT));
+            };
+            freed += answer?;
         }
         Ok(freed)
     }
@@ -82,6 +87,10 @@ impl Shared {
     }
 
     pub(super) async fn renew(&self, ask: Renew) -> Result<Renewed, StoreError> {
+        within_limit(self.renew_all(ask)).await
+    }
+
+    async fn renew_all(&self, ask: Renew) -> Result<Renewed, StoreError> {
         let replication = self.replication(&ask.provider).await?;
         let names = self.names.of(&ask.provider);
         let mut order: Vec<&KeyId> = Vec::new();
