@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use redis::Value;
 use tokio::time::{Instant, timeout_at};
@@ -17,10 +18,10 @@ use crate::store::{
     StoreError, StoreEvent, StoreTime,
 };
 
-/// How long a sidecar counts as one where somebody waits after it was refused: longer than a queue's head
-/// sleeps between its tries, which is a heartbeat at most, and short enough that nobody is woken for long who
+/// How long a sidecar counts as one where somebody waits after it was refused: a lease's life, within these
+/// bounds. A queue's head tries again once a heartbeat at least, which is less; and nobody is woken for long who
 /// does not wait any more.
-const WAITS_MS: u64 = 15_000;
+const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(10));
 
 impl Shared {
     pub(super) async fn acquire(self: &Arc<Self>, ask: Acquire) -> Result<Acquired, StoreError> {
@@ -190,7 +191,8 @@ impl Batched for Acquire {
         for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
             call.key(key);
         }
-        call.arg(fresh_epoch()).arg(&*shared.name).number(WAITS_MS);
+        let ttl = asks.iter().map(|ask| ask.ttl).max().unwrap_or(WAITS.0);
+        call.arg(fresh_epoch()).arg(&*shared.name).number(ttl.clamp(WAITS.0, WAITS.1).as_millis());
         call.number(candidates.list.len()).number(asks.len());
         for Candidate { key, pool, group, fingerprint } in &candidates.list {
             call.key(names.pool(pool)).key(names.key(key)).key(names.leases(key));

@@ -311,6 +311,12 @@ impl Shared {
                 let text = format!("the node of `{tag}` in {} gives no answer", self.config.shown);
                 return Err(failed(may_have_run, text));
             }
+            let answered = || {
+                live.answered();
+                if tag.is_some_and(|tag| live.answer_for(tag)) {
+                    self.tell(StoreEvent::Reconnected);
+                }
+            };
             let Ok(answer) = timeout_at(until, asked.of(&live)).await else {
                 if let Some(tag) = tag {
                     live.no_answer_for(tag, BREAK_AFTER);
@@ -321,10 +327,7 @@ impl Shared {
             };
             let error = match answer {
                 Ok(value) => {
-                    live.answered();
-                    if tag.is_some_and(|tag| live.answer_for(tag)) {
-                        self.tell(StoreEvent::Reconnected);
-                    }
+                    answered();
                     return Ok(value);
                 }
                 Err(error) => error,
@@ -352,7 +355,7 @@ impl Shared {
                     sleep(NOT_NOW).await;
                 }
                 Verdict::Refused(text) | Verdict::Misconfigured(text) => {
-                    live.answered();
+                    answered();
                     return Err(failed(may_have_run, text));
                 }
             }
