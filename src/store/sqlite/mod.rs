@@ -2,7 +2,7 @@
 //!
 //! The rules are those of `memory:`, run on copies of the ledgers; what they change is written as rows in
 //! the same transaction that holds the write lock, so that every process decides on what is true at that
-//! moment. One thread owns the file ([`writer`]); callers wait for its answer without holding a worker.
+//! moment. One thread owns the file (`writer.rs`); callers wait for its answer without holding a worker.
 //!
 //! Leases end on the clock that the kernel started at boot, so no step of the wall clock ends or prolongs
 //! one, and another boot means that all holders are gone. They end by what their row says and not by its
