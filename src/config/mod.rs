@@ -58,6 +58,8 @@ pub struct Config {
     /// `proxy.intercept`: whether CONNECT to a provider's host is answered with a certificate of
     /// lessor's own; otherwise such a tunnel is refused.
     pub intercept: bool,
+    /// `scrub.compressed`: what happens to packed bodies, in which a key cannot be seen.
+    pub compressed: Compressed,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.
@@ -201,6 +203,27 @@ pub struct ProxyConfig {
     pub deny_nets: Vec<IpNet>,
 }
 
+/// `scrub.compressed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compressed {
+    /// They go through as they are.
+    Pass,
+    /// They are unpacked, and only codings that can be are asked for.
+    Decode,
+}
+
+/// `[providers.x] scrub`: where the leased key is masked in answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scrub {
+    /// In head, body and trailers.
+    On,
+    /// In head and trailers.
+    Headers,
+    /// Nowhere.
+    Off,
+}
+
 /// `[limits]`: named bounds with defaults.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -274,6 +297,8 @@ pub struct Provider {
     pub keep: Vec<String>,
     /// The shape of errors its SDKs show.
     pub error_shape: ErrorShape,
+    /// Where the leased key is masked in its answers.
+    pub scrub: Scrub,
     /// The request by which lessor itself checks a key.
     pub check: Option<Check>,
     /// How answers are read: rules with codes first, then those with phrases, then those with neither; of

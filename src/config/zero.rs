@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
 use super::providers::AZURE;
-use super::{Config, KeyConfig, Provider, Strategy};
+use super::{Compressed, Config, KeyConfig, Provider, Strategy};
 use super::{checks, defaults, file, secrets};
 use crate::model::{KeyId, PoolName, ProviderName};
 
@@ -46,6 +46,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
         strategy: Strategy::Weighted,
         proxy: defaults::proxy(),
         intercept: true,
+        compressed: Compressed::Pass,
         limits: defaults::LIMITS,
         admin_token: None,
         hosts: file::hosts_of(&all),
@@ -101,6 +102,7 @@ impl Found {
                 continue;
             }
             let Ok(id) = KeyId::parse(&format!("{}-{n}", provider.name)) else { continue };
+            self.warnings.extend(checks::short_secret(&provider, &id, &secret));
             self.keys.push(KeyConfig {
                 id,
                 provider: provider.name.clone(),
