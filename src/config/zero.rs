@@ -243,7 +243,9 @@ mod tests {
 
     #[test]
     fn one_key_in_two_variables_is_lent_once() {
-        let config = read(&[("OPENAI_API_KEY", "sk-a"), ("OPENAI_API_KEY_2", "sk-a")]).unwrap();
+        let config =
+            read(&[("OPENAI_API_KEY", "sk-0123456789abc"), ("OPENAI_API_KEY_2", "sk-0123456789abc")])
+                .unwrap();
         assert_eq!(ids(&config), ["openai-1"]);
         assert_eq!(config.warnings, ["OPENAI_API_KEY_2 is the key that OPENAI_API_KEY is; left out"]);
     }
@@ -252,5 +254,13 @@ mod tests {
     fn a_key_that_cannot_stand_in_a_header_is_named_and_not_shown() {
         let text = read(&[("OPENAI_API_KEY", "canary\u{1}x")]).unwrap_err().to_string();
         assert_eq!(text, "the environment: OPENAI_API_KEY holds a character that cannot stand in a header");
+    }
+
+    #[test]
+    fn a_secret_too_short_to_be_looked_for_in_bodies_is_warned_of() {
+        let config = read(&[("OPENAI_API_KEY", "sk-0123456789ab")]).unwrap();
+        assert!(config.warnings[0].contains("openai-1"), "{:?}", config.warnings);
+        assert!(!config.warnings[0].contains("0123"), "{:?}", config.warnings);
+        assert!(read(&[("OPENAI_API_KEY", "sk-0123456789abc")]).unwrap().warnings.is_empty());
     }
 }

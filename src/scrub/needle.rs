@@ -21,7 +21,7 @@ pub struct Needle {
     /// From sample to sample. A form is never shorter than `stride` and a window, less one, so one sample
     /// at least lies wholly in each. 0: the forms are too short to be sampled.
     stride: usize,
-    /// Bytes with which a form may begin, less `%` and `\`.
+    /// Bytes with which a form may begin.
     first: Zeroizing<[bool; 256]>,
     /// Bytes that stand in some form.
     holds: Zeroizing<[bool; 256]>,
@@ -69,8 +69,6 @@ impl Needle {
                 }
             }
         }
-        first[usize::from(b'%')] = false;
-        first[usize::from(b'\\')] = false;
         let stride = (shortest + 1).saturating_sub(WINDOW);
         Self { forms, secret: secret.clone(), longest, stride, first, holds, parts }
     }
@@ -140,8 +138,11 @@ impl Needle {
     #[inline]
     pub(super) fn try_at(&self, text: &[u8], place: usize) -> Found {
         let mut found = Found::default();
-        let byte = text[place];
-        if self.first[usize::from(byte)] || (matches!(byte, b'%' | b'\\') && self.may_be_spelt(text, place)) {
+        let begins = match text[place] {
+            b'%' | b'\\' => may_be_spelt(text, place, &self.first),
+            byte => self.first[usize::from(byte)],
+        };
+        if begins {
             for form in &self.forms {
                 form.at(text, place, &mut found);
             }
@@ -156,37 +157,37 @@ impl Needle {
         let word = u64::from_le_bytes(*window);
         if has(word, b'%') || has(word, b'\\') {
             let mut signs = (at..at + WINDOW).filter(|at| matches!(text[*at], b'%' | b'\\'));
-            return signs.all(|at| self.may_be_spelt(text, at));
+            return signs.all(|at| may_be_spelt(text, at, &self.holds));
         }
         // No spelling begins in it; at most the end of one that began before is at its beginning, and that
         // is longer than four bytes only in one case.
         let [.., a, b, c, d] = *window;
         bits([a, b, c, d]).into_iter().all(|bit| self.parts[bit / 64] >> (bit % 64) & 1 == 1)
-            || (at > 0 && text[at - 1] == b'\\' && self.may_be_spelt(text, at - 1))
+            || (at > 0 && text[at - 1] == b'\\' && may_be_spelt(text, at - 1, &self.holds))
     }
+}
 
-    /// Whether the `%` or `\` at `at` may begin the spelling of a symbol of some form. A cheap look, not
-    /// the last word: also yes where the text ends too early.
-    fn may_be_spelt(&self, text: &[u8], at: usize) -> bool {
-        let holds = |byte: u8| self.holds[usize::from(byte)];
-        let digits = |from: usize| match text.get(from..from + 2) {
-            // `%25` begins what is encoded twice over.
-            Some(digits) => forms::hex(digits).is_some_and(|byte| holds(byte) || byte == b'%'),
+/// Whether the `%` or `\` at `at` may begin the spelling of one of `symbols`. A cheap look, not the last
+/// word: also yes where the text ends too early.
+fn may_be_spelt(text: &[u8], at: usize, symbols: &[bool; 256]) -> bool {
+    let holds = |byte: u8| symbols[usize::from(byte)];
+    let digits = |from: usize| match text.get(from..from + 2) {
+        // `%25` begins what is encoded twice over.
+        Some(digits) => forms::hex(digits).is_some_and(|byte| holds(byte) || byte == b'%'),
+        None => true,
+    };
+    if holds(text[at]) {
+        return true;
+    }
+    match (text[at], text.get(at + 1)) {
+        (_, None) => true,
+        (b'%', _) => digits(at + 1),
+        (_, Some(b'u' | b'U')) => match text.get(at + 2..at + 4) {
+            Some(b"00") => digits(at + 4),
+            Some(_) => false,
             None => true,
-        };
-        if holds(text[at]) {
-            return true;
-        }
-        match (text[at], text.get(at + 1)) {
-            (_, None) => true,
-            (b'%', _) => digits(at + 1),
-            (_, Some(b'u' | b'U')) => match text.get(at + 2..at + 4) {
-                Some(b"00") => digits(at + 4),
-                Some(_) => false,
-                None => true,
-            },
-            (_, Some(escaped)) => matches!(escaped, b'/' | b'"' | b'\\') && holds(*escaped),
-        }
+        },
+        (_, Some(escaped)) => matches!(escaped, b'/' | b'"' | b'\\') && holds(*escaped),
     }
 }
 

@@ -316,8 +316,8 @@ fn a_packed_body_is_unpacked_and_masked_in_chunks_of_any_size_and_half_of_one_is
         for chunk in [1, 7, 100_000] {
             let filter = || Filter::new(needle(SECRET), Some(coding));
             let out = run(&mut filter(), &body, chunk).unwrap();
-            // Unpacked byte by byte, its first three go out.
-            let young = if chunk == 1 { HOLD - 1 } else { 0 };
+            // Unpacked in small pieces, up to three of its first bytes go out.
+            let young = if chunk < 100 { HOLD - 1 } else { 0 };
             assert_eq!(out.len(), masked.len());
             assert!(out.starts_with(&masked[..8000]), "{name} by {chunk}");
             assert!(out.ends_with(&masked[8000 + young..]), "{name} by {chunk}");
