@@ -73,7 +73,10 @@ fn main() {
         }
         let needle = Arc::new(Needle::new(&Secret::new(secret.clone())));
         let almost = &secret.as_bytes()[..length - 1];
-        let percent: String = secret[..length - 1].bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let mut percent = String::new();
+        for byte in almost {
+            let _ = write!(percent, "%{byte:02X}");
+        }
         let mut noise = vec![0; LEN];
         random.fill(&mut noise[..]);
         let base64: Bytes = noise.iter().map(|byte| alphabet[usize::from(byte % 64)]).collect();
@@ -91,7 +94,7 @@ fn main() {
         for (name, data) in kinds {
             let mut scrubber = Scrubber::new(needle.clone());
             let mut out = VecDeque::new();
-            let scrubbed = speed(&data, |chunk| {
+            let masked = speed(&data, |chunk| {
                 scrubber.push(chunk, &mut out);
                 black_box(&out);
                 out.clear();
@@ -99,7 +102,7 @@ fn main() {
             let read = speed(&data, |chunk| {
                 black_box(chunk.iter().fold(0_u64, |sum, byte| sum.wrapping_add(u64::from(*byte))));
             });
-            println!("key of {length:3} bytes, {name:34} {scrubbed:7.2} GB/s (a sum: {read:5.1})");
+            println!("key of {length:3} bytes, {name:34} {masked:7.2} GB/s (a sum: {read:5.1})");
         }
     }
 }
