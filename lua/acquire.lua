@@ -168,6 +168,7 @@ local function touch(candidate, pass, lease, expires)
     local probes = not gone and (rests.is_resting(rest) or rests.is_probation(rest))
     if probes then
       rest.probe_lease, rest.probed_at_ms = lease, NOW
+      redis.call("ZREMRANGEBYSCORE", PROBES, "-inf", NOW) -- whose holders have crashed
       redis.call("ZADD", PROBES, expires, lease)
     end
     if bearing.own then
@@ -227,7 +228,7 @@ local function serve(request)
   if NOW > request.deadline then return { 2 } end
   local known = again(request)
   if known then return known end
-  local reasons, cooldown_end, lease_end = {}, nil, nil
+  local refusal, cooldown_end, lease_end = { 0, 0, 0 }, nil, nil
   for _, index in ipairs(request.order) do
     local candidate = candidates[index]
     local pass, reason, value, ends = weigh(candidate, request.model)
@@ -237,10 +238,11 @@ local function serve(request)
       waits = true
       if ends and ends > 0 then lease_end = earlier(lease_end, ends) end
     end
-    reasons[#reasons + 1] = reason
-    reasons[#reasons + 1] = value
+    refusal[#refusal + 1] = reason
+    refusal[#refusal + 1] = value
   end
-  return { 0, cooldown_end or 0, lease_end or 0, unpack(reasons) }
+  refusal[2], refusal[3] = cooldown_end or 0, lease_end or 0
+  return refusal
 end
 
 local answers = { NOW, epoch[1] or FRESH_EPOCH }
@@ -273,6 +275,7 @@ for _, slot in pairs(slots) do
   end
 end
 if waits then
+  redis.call("ZREMRANGEBYSCORE", WAITING, "-inf", NOW) -- sidecars that have gone
   redis.call("ZADD", WAITING, NOW + WAITS_MS, SELF)
   redis.call("PEXPIRE", WAITING, WAITS_MS)
 end

@@ -1,27 +1,39 @@
---[[ trial.lua: try every command that the other scripts use, to name the rules a user lacks. Follows clock.lua.
+--[[ trial.lua: try every command that lessor uses on its keys, to name the rules a user lacks. Stands alone, for
+  even TIME may be lacking.
   KEYS[1]  lessor:{trial}:<id>           a key that nobody uses; gone at the end
-  ARGV     1 channel for events
-  Returns  now in ms, then each command that was refused for lack of a right
+  ARGV     1 channel for events, 2 pattern of all keys
+  Returns  each rule of an ACL that is lacking; or READONLY, where this server takes no writes
   Atomic   leaves nothing behind
-  Clock    Redis TIME ]]
-local KEY, CHANNEL = KEYS[1], ARGV[1]
+  Clock    none needed ]]
+local KEY, CHANNEL, PATTERN = KEYS[1], ARGV[1], ARGV[2]
 local COMMANDS = {
-  { "EXISTS", KEY }, { "GET", KEY }, { "SET", KEY, "1" }, { "DEL", KEY },
+  { "TIME" }, { "EXISTS", KEY }, { "GET", KEY }, { "SET", KEY, "1" }, { "DEL", KEY },
   { "HSET", KEY, "f", "1" }, { "HSETNX", KEY, "f", "1" }, { "HGET", KEY, "f" }, { "HMGET", KEY, "f" },
   { "HGETALL", KEY }, { "HEXISTS", KEY, "f" }, { "HKEYS", KEY }, { "HLEN", KEY }, { "HDEL", KEY, "f" },
   { "ZADD", KEY, 1, "m" }, { "ZSCORE", KEY, "m" }, { "ZCARD", KEY }, { "ZCOUNT", KEY, "-inf", "+inf" },
-  { "ZRANGEBYSCORE", KEY, "-inf", "+inf" }, { "PEXPIRE", KEY, 60000 }, { "PEXPIREAT", KEY, NOW + 60000 },
-  { "ZREMRANGEBYSCORE", KEY, "-inf", 0 }, { "ZREM", KEY, "m" }, { "DEL", KEY }, { "PUBLISH", CHANNEL, "trial" },
+  { "ZRANGEBYSCORE", KEY, "-inf", "+inf" }, { "PEXPIRE", KEY, 60000 }, { "PEXPIREAT", KEY, 32503680000000 },
+  { "ZREMRANGEBYSCORE", KEY, "-inf", 0 }, { "ZREM", KEY, "m" }, { "DEL", KEY },
+  { "SCAN", "0", "COUNT", "1" }, { "PUBLISH", CHANNEL, "trial" },
 }
-local refused = { NOW }
+local lacking, named = {}, {}
+local function lacks(rule)
+  if not named[rule] then lacking[#lacking + 1] = rule end
+  named[rule] = true
+end
 for _, command in ipairs(COMMANDS) do
   local answer = redis.pcall(unpack(command))
-  if type(answer) == "table" and answer.err then
-    local text = answer.err
-    if string.find(text, "NOPERM", 1, true) or string.find(text, "ACL failure", 1, true)
-      or string.find(text, "can't run this command", 1, true) then
-      refused[#refused + 1] = command[1]
-    end
+  local text = type(answer) == "table" and answer.err or ""
+  local function says(words) return string.find(text, words, 1, true) end
+  if says("READONLY") then return answer end
+  -- Redis 7 says it in the first words, older ones, and newer ones in part, with the code
+  if says("can't run this command") or says("permissions to run") then
+    lacks("+" .. string.lower(command[1]))
+  elseif says("can't access at least one of the keys") or says("of the keys") then
+    lacks("~" .. PATTERN)
+  elseif says("can't publish") or says("of the channels") then
+    lacks("&" .. CHANNEL)
+  elseif says("NOPERM") or says("ACL failure") then
+    lacks("+" .. string.lower(command[1]))
   end
 end
-return refused
+return lacking

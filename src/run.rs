@@ -27,6 +27,7 @@ use crate::route::Routes;
 use crate::route::ring::Ring;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
+use crate::store::sqlite::{OpenError, SqliteStore};
 use crate::store::{Store, StoreError};
 
 /// How long the admin doors may take to close at the end.
@@ -44,9 +45,9 @@ pub enum RunError {
     /// The store said no.
     #[error("the store could not be opened")]
     Store(#[from] StoreError),
-    /// The store is of a kind that this build does not have.
-    #[error("store.url is {0}, which this build does not have yet; use \"memory:\"")]
-    NoSuchStore(String),
+    /// The store's file could not be opened.
+    #[error("the store could not be opened")]
+    File(#[from] OpenError),
     /// The system said no.
     #[error("signals cannot be watched")]
     Signals(#[from] std::io::Error),
@@ -175,7 +176,13 @@ impl Running {
 async fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
     match &config.store.url {
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
-        url @ StoreUrl::Sqlite(_) => Err(RunError::NoSuchStore(url.to_string())),
+        StoreUrl::Sqlite(path) => {
+            let path = path.clone();
+            // Opening waits for the disk, and for other processes' locks.
+            let opening = tokio::task::spawn_blocking(move || SqliteStore::open(&path));
+            let opened = opening.await.map_err(|panic| StoreError::Nonsense(panic.to_string()))?;
+            Ok(Arc::new(opened?))
+        }
         StoreUrl::Redis(redis) => Ok(Arc::new(RedisStore::open(redis, &config.store.prefix).await?)),
     }
 }

@@ -21,6 +21,7 @@ pub use crate::model::{Candidate, KeySettings};
 pub mod memory;
 pub mod redis;
 pub mod rules;
+pub mod sqlite;
 pub mod text;
 
 /// A point on the store's clock, in ms since the Unix epoch.
@@ -285,7 +286,7 @@ pub enum SyncMode {
 pub struct Synced {
     /// Keys that the store knew with other settings.
     pub differing: Vec<KeyId>,
-    /// Pairs of keys that have the same secret: each of the asked, and another.
+    /// Pairs of keys that have the same secret: one of the asked, and another. Of several, not all are named.
     pub same_secret: Vec<(KeyId, KeyId)>,
 }
 

@@ -9,7 +9,96 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::client::{Door, Stream, send_on};
-use super::lessor::{Home, Lessor, Setup, chat};
+use super::lessor::{Home, Key, Lessor, Setup, chat};
+use super::oracle::Window;
+use super::provider::{Play, Provider};
+use super::{eventually_within, ms};
+
+pub const TTL: Duration = Duration::from_secs(3);
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+pub const CAP: usize = 2;
+pub const KEYS: [&str; 3] = ["k1", "k2", "k3"];
+pub const CLIENTS: usize = 60;
+pub const LOAD: Duration = Duration::from_secs(60);
+/// How soon a sidecar that goes on after a stop must have cut what it may not use any more.
+const AFTER_CONT: Duration = ms(200);
+/// How late a renewal may be on a loaded machine.
+const LATE: Duration = ms(150);
+
+/// A sidecar of the fleet.
+pub fn setup(provider: &Provider, url: &str) -> Setup {
+    let setup = Setup::openai(provider)
+        .set("store.url", &format!("{url:?}"))
+        .set("lease.ttl", "\"3s\"")
+        .set("lease.heartbeat", "\"1s\"")
+        .set("queue.max_wait", "\"5s\"");
+    KEYS.iter().fold(setup, |setup, key| setup.key(Key::new(key).cap(u32::try_from(CAP).unwrap())))
+}
+
+/// Streams of 50 to 450 ms, and now and then one that outlives a lease's life.
+pub async fn provider() -> Provider {
+    Provider::plain(|seen| {
+        let length = match seen.number % 25 {
+            0 => ms(4500),
+            n => ms(50 + 16 * u64::try_from(n).unwrap()),
+        };
+        Play::sse().event("one").wait(length).event("two").done()
+    })
+    .await
+}
+
+/// After all is over, every slot can be had again: by the store's count and by the provider's.
+pub async fn nothing_is_leaked(member: &Member, provider: &Provider) {
+    let lessor = member.lessor.lock().await;
+    eventually_within(ms(2500), "it is ready again", async || {
+        (lessor.admin("/readyz").await.status == 200).then_some(())
+    })
+    .await;
+    eventually_within(TTL + HEARTBEAT * 3, "all slots come back", async || {
+        for key in KEYS {
+            if lessor.in_use(key).await != 0 {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+    let before = provider.count();
+    let mut streams = Vec::new();
+    for _ in 0..KEYS.len() * CAP {
+        let mut stream = lessor.open(chat("gpt-4o-mini").header("x-lessor-max-wait", "0s")).await;
+        assert_eq!(stream.status, 200, "a slot is leaked");
+        stream.read_to("one").await;
+        streams.push(stream);
+    }
+    assert_eq!(provider.count(), before + KEYS.len() * CAP);
+}
+
+/// Prints what became of the load, and checks that every request came to an end.
+pub fn show(tally: &Tally) {
+    eprintln!(
+        "served {}, refused {} {:?}, cut {}, unreachable {}, hung {}",
+        tally.served.load(Ordering::Relaxed),
+        tally.refused.load(Ordering::Relaxed),
+        tally.codes.lock().unwrap(),
+        tally.cut.load(Ordering::Relaxed),
+        tally.unreachable.load(Ordering::Relaxed),
+        tally.hung.load(Ordering::Relaxed),
+    );
+    assert_eq!(tally.hung.load(Ordering::Relaxed), 0, "every request ends as served or refused");
+    assert!(tally.served.load(Ordering::Relaxed) > 100, "the load went on");
+}
+
+/// Stops a member for two TTLs; when others may use what it still does.
+pub async fn stands_still(member: &Member) -> Window {
+    member.stop().await;
+    let at = Instant::now();
+    tokio::time::sleep(TTL * 2).await;
+    member.go_on().await;
+    // Its leases end one TTL after their last renewal, which was up to a heartbeat before the stop.
+    let (from, to) = (at + TTL - HEARTBEAT - LATE, Instant::now() + AFTER_CONT);
+    Window { why: "a sidecar stood still".into(), from, to }
+}
 
 /// The longest that a request of the load may take: it waits for a key, streams, and is over.
 const HANGS: Duration = Duration::from_secs(20);
@@ -140,11 +229,11 @@ async fn ask(member: &Member, tally: &Tally) {
             return false;
         };
         let (status, code) = (stream.status, stream.header("x-lessor-error").to_owned());
-        match stream.whole().await {
-            Ok(_) if status == 200 => tally.served.fetch_add(1, Ordering::Relaxed),
-            Ok(answer) => {
+        match stream.end().await {
+            Ok(()) if status == 200 => tally.served.fetch_add(1, Ordering::Relaxed),
+            Ok(()) => {
                 if code != "store_unavailable" && code != "pool_exhausted" {
-                    eprintln!("refused by {}: {}", door.host(), answer.text());
+                    eprintln!("refused by {}: {code}", door.host());
                 }
                 *tally.codes.lock().unwrap().entry(format!("{status} {code}")).or_default() += 1;
                 tally.refused.fetch_add(1, Ordering::Relaxed)

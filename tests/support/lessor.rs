@@ -216,10 +216,15 @@ impl Home {
 
 /// Runs a command to its end, in bounded time.
 pub async fn run(command: std::process::Command) -> Ran {
+    run_within(Duration::from_secs(60), command).await
+}
+
+/// The same with a bound of one's own.
+pub async fn run_within(limit: Duration, command: std::process::Command) -> Ran {
     let mut command = tokio::process::Command::from(command);
     command.kill_on_drop(true).stdin(Stdio::null());
     let what = format!("{:?}", command.as_std());
-    let output = within(Duration::from_secs(60), &what, command.output()).await;
+    let output = within(limit, &what, command.output()).await;
     let output = output.unwrap_or_else(|why| panic!("{what}: {why}"));
     Ran {
         code: output.status.code(),

@@ -1,5 +1,7 @@
 //! What an error of Redis means, by its code.
 
+use std::sync::Arc;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// What to do about an error.
@@ -37,13 +39,37 @@ const CODES: [&str; 13] = [
 ];
 
 pub(super) fn judge(error: &RedisError) -> Verdict {
+    if let Some(why) = distrust(error) {
+        return Verdict::Misconfigured(format!(
+            "the certificate that redis shows is not trusted ({why}); set store.ca_file to the CA that signed it, and \
+             name the host in store.url as the certificate does"
+        ));
+    }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::NoScript) => Verdict::NoScript,
+        ErrorKind::InvalidClientConfig | ErrorKind::MasterNameNotFoundBySentinel => {
+            Verdict::Misconfigured(error.to_string())
+        }
         ErrorKind::Io | ErrorKind::Parse | ErrorKind::ClusterConnectionNotFound => Verdict::Broken,
         ErrorKind::AuthenticationFailed => by_code("WRONGPASS", error),
         ErrorKind::Server(ServerErrorKind::NoPerm) => by_code("NOPERM", error),
         _ => by_code(code_of(error).unwrap_or_default(), error),
     }
+}
+
+/// Why the server's certificate is not trusted, where that is the error.
+fn distrust(error: &RedisError) -> Option<String> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(rustls::Error::InvalidCertificate(why)) = error.downcast_ref() {
+            return Some(why.to_string());
+        }
+        // Both of these stand for what they hold: their source is that one's source.
+        let shared = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();
+        let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        next = shared.map(|it| &**it as _).or_else(|| held.map(|it| it as _)).or_else(|| error.source());
+    }
+    None
 }
 
 fn code_of(error: &RedisError) -> Option<&'static str> {
@@ -52,7 +78,8 @@ fn code_of(error: &RedisError) -> Option<&'static str> {
         return Some(known);
     }
     let detail = error.detail().unwrap_or_default();
-    if detail.contains("can't run this command") || detail.contains("can't access at least one of the keys") {
+    // So says Redis 7 where a script lacks a right.
+    if detail.contains("The user executing the script can't") {
         return Some("NOPERM");
     }
     CODES.into_iter().find(|known| detail.split(|c: char| !c.is_ascii_uppercase()).any(|word| word == *known))

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use redis::Value;
+
 use super::lend::fresh_epoch;
-use super::values::{Reader, nonsense, text};
-use super::{Call, Shared};
+use super::values::{Reader, bytes, nonsense, text};
+use super::{Call, Shared, within_limit};
 use crate::model::{Class, GroupName, KeyId, KeyStatus, LeaseId, PoolName, ProviderName};
 use crate::store::rules::report::blamed;
 use crate::store::rules::rest::Terms;
@@ -62,6 +64,14 @@ impl Shared {
     /// Two steps: which pools the keys are in, then all settings at once. Pools that change between the two
     /// are seen, and looked at again.
     pub(super) async fn sync_keys(&self, ask: SyncKeys) -> Result<Synced, StoreError> {
+        within_limit(async {
+            self.look_at_salt().await?;
+            self.sync(ask).await
+        })
+        .await
+    }
+
+    async fn sync(&self, ask: SyncKeys) -> Result<Synced, StoreError> {
         let replication = self.replication(&ask.provider).await?;
         for _ in 0..SYNC_TRIES {
             if let Some(synced) = self.try_sync(&ask, &replication).await? {
@@ -70,6 +80,24 @@ impl Shared {
             }
         }
         Err(StoreError::Unavailable("other sidecars change the same keys' pools without end".into()))
+    }
+
+    /// Settings carry fingerprints, and are told anew after a loss of data: then the salt must be known too, or
+    /// the next sidecar to start would make another.
+    async fn look_at_salt(&self) -> Result<(), StoreError> {
+        let store = self.names.store();
+        let mut get = redis::cmd("HGET");
+        get.arg(&store).arg("salt");
+        let mut found = self.command(&store, &get).await?;
+        if found == Value::Nil
+            && let Some(known) = self.salt()
+        {
+            let mut setnx = redis::cmd("HSETNX");
+            setnx.arg(&store).arg("salt").arg(&known[..]);
+            self.command(&store, &setnx).await?;
+            found = self.command(&store, &get).await?;
+        }
+        self.agreed_on(bytes(found)?)
     }
 
     async fn try_sync(&self, ask: &SyncKeys, replication: &str) -> Result<Option<Synced>, StoreError> {

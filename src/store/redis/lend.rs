@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use redis::Value;
 use tokio::time::{Instant, timeout_at};
@@ -9,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::batch::Batched;
 use super::link::Live;
 use super::values::{Reader, nonsense};
-use super::{CALL_LIMIT, Call, Shared};
+use super::{CALL_LIMIT, Call, SHARED_LIMIT, Shared, within_limit};
 use crate::model::{FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
 use crate::store::text::fingerprint_text;
 use crate::store::{
@@ -17,25 +18,26 @@ use crate::store::{
     StoreError, StoreEvent, StoreTime,
 };
 
-/// How long a sidecar counts as one where somebody waits after it was refused: longer than a queue's head
-/// sleeps between its tries, which is a heartbeat at most, and short enough that nobody is woken for long who
+/// How long a sidecar counts as one where somebody waits after it was refused: a lease's life, within these
+/// bounds. A queue's head tries again once a heartbeat at least, which is less; and nobody is woken for long who
 /// does not wait any more.
-const WAITS_MS: u64 = 15_000;
+const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(10));
 
 impl Shared {
     pub(super) async fn acquire(self: &Arc<Self>, ask: Acquire) -> Result<Acquired, StoreError> {
-        let until = Instant::now() + CALL_LIMIT;
+        let until = Instant::now() + SHARED_LIMIT;
         let provider = ask.provider.clone();
         let answer = self.acquires.push(self, |shared| &shared.acquires, &provider, [ask]).pop();
         let Some(answer) = answer else { return Err(nonsense("nothing")) };
         match timeout_at(until, answer).await {
             Ok(Ok(answer)) => answer,
             // Sent or not, it may yet be: its deadline bounds when.
-            _ => Err(StoreError::TimedOut(CALL_LIMIT)),
+            _ => Err(StoreError::TimedOut(SHARED_LIMIT)),
         }
     }
 
     pub(super) async fn release(self: &Arc<Self>, asks: Vec<Release>) -> Result<usize, StoreError> {
+        let until = Instant::now() + SHARED_LIMIT;
         let mut by_provider: HashMap<ProviderName, Vec<Release>> = HashMap::new();
         for ask in asks {
             by_provider.entry(ask.provider.clone()).or_default().push(ask);
@@ -46,7 +48,11 @@ impl Shared {
         }
         let mut freed = 0;
         for answer in answers {
-            freed += answer.await.map_err(|_| StoreError::TimedOut(CALL_LIMIT))??;
+            // What waits in line is sent though nobody waits for its answer.
+            let Ok(Ok(answer)) = timeout_at(until, answer).await else {
+                return Err(StoreError::TimedOut(SHARED_LIMIT));
+            };
+            freed += answer?;
         }
         Ok(freed)
     }
@@ -82,6 +88,10 @@ impl Shared {
     }
 
     pub(super) async fn renew(&self, ask: Renew) -> Result<Renewed, StoreError> {
+        within_limit(self.renew_all(ask)).await
+    }
+
+    async fn renew_all(&self, ask: Renew) -> Result<Renewed, StoreError> {
         let replication = self.replication(&ask.provider).await?;
         let names = self.names.of(&ask.provider);
         let mut order: Vec<&KeyId> = Vec::new();
@@ -181,7 +191,8 @@ impl Batched for Acquire {
         for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
             call.key(key);
         }
-        call.arg(fresh_epoch()).arg(&*shared.name).number(WAITS_MS);
+        let ttl = asks.iter().map(|ask| ask.ttl).max().unwrap_or(WAITS.0);
+        call.arg(fresh_epoch()).arg(&*shared.name).number(ttl.clamp(WAITS.0, WAITS.1).as_millis());
         call.number(candidates.list.len()).number(asks.len());
         for Candidate { key, pool, group, fingerprint } in &candidates.list {
             call.key(names.pool(pool)).key(names.key(key)).key(names.leases(key));

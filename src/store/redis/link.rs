@@ -1,8 +1,9 @@
 //! One connection to Redis, from its address to its first answers.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
@@ -22,6 +23,8 @@ use crate::model::Secret;
 const CONNECT: Duration = Duration::from_millis(500);
 /// How long one sentinel may take to answer.
 const SENTINEL: Duration = Duration::from_millis(300);
+/// How often a node of a cluster is tried that gives no answer.
+const TRY_AWAY_EVERY: Duration = Duration::from_millis(250);
 /// How long unacknowledged bytes may wait before the kernel gives the connection up (TCP_USER_TIMEOUT).
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 
@@ -101,6 +104,17 @@ pub(super) struct Live {
     /// Calls in a row that got no answer in time.
     timeouts: AtomicU32,
     answers: AtomicU64,
+    /// In a cluster: what cannot be reached, by hash tag.
+    away: Mutex<HashMap<String, Away>>,
+}
+
+/// A hash tag whose node gave no answer.
+#[derive(Default)]
+struct Away {
+    /// Calls in a row.
+    calls: u32,
+    /// When it is tried next, where it is not tried by every call.
+    next_try: Option<Instant>,
 }
 
 impl Live {
@@ -112,7 +126,38 @@ impl Live {
             replication: replication.into(),
             timeouts: AtomicU32::new(0),
             answers: AtomicU64::new(0),
+            away: Mutex::default(),
         }
+    }
+
+    fn away(&self) -> MutexGuard<'_, HashMap<String, Away>> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call that goes by `tag` is to be tried: one in a while, where the last few had no answer.
+    pub(super) fn is_worth_trying(&self, tag: &str) -> bool {
+        let mut away = self.away();
+        let Some(Away { next_try: Some(next_try), .. }) = away.get_mut(tag) else { return true };
+        let due = *next_try <= Instant::now();
+        if due {
+            *next_try = Instant::now() + TRY_AWAY_EVERY;
+        }
+        due
+    }
+
+    /// The node of `tag` gave no answer; from the `after`th time in a row on, few calls try it.
+    pub(super) fn no_answer_for(&self, tag: &str, after: u32) {
+        let mut away = self.away();
+        let away = away.entry(tag.to_owned()).or_default();
+        away.calls += 1;
+        if away.calls >= after {
+            away.next_try = Some(Instant::now() + TRY_AWAY_EVERY);
+        }
+    }
+
+    /// The node of `tag` gave an answer; whether it had given none before.
+    pub(super) fn answer_for(&self, tag: &str) -> bool {
+        self.away().remove(tag).is_some()
     }
 
     pub(super) fn answered(&self) {
@@ -150,10 +195,8 @@ fn certificates(config: &RedisConfig) -> Result<Option<TlsCertificates>, RedisEr
     let root_cert = match &config.ca_file {
         // Read at each connect, so that a renewed file counts without a restart.
         Some(path) => Some(std::fs::read(path).map_err(|error| {
-            RedisError::from(std::io::Error::new(
-                error.kind(),
-                format!("store.ca_file {} cannot be read: {error}", path.display()),
-            ))
+            let text = format!("store.ca_file {}: {error}", path.display());
+            RedisError::from((redis::ErrorKind::InvalidClientConfig, "a file cannot be read", text))
         })?),
         None => None,
     };
@@ -258,6 +301,14 @@ pub(super) async fn primary(config: &RedisConfig) -> Result<HostPort, RedisError
     for at in sentinels {
         match timeout(SENTINEL, ask_sentinel(config, at, primary)).await {
             Ok(Ok(found)) => return Ok(found),
+            Ok(Err(error))
+                if error.kind() == redis::ErrorKind::AuthenticationFailed
+                    || error.code() == Some("NOAUTH") =>
+            {
+                let text = format!("{at}; see store.sentinel_username and store.sentinel_password");
+                let why = "a sentinel refused the user or the password";
+                last = RedisError::from((redis::ErrorKind::InvalidClientConfig, why, text));
+            }
             Ok(Err(error)) => last = error,
             Err(_) => {
                 let text = format!("sentinel {at} gave no answer within {SENTINEL:?}");
@@ -279,7 +330,7 @@ async fn ask_sentinel(config: &RedisConfig, at: &HostPort, name: &str) -> Result
     let found: Option<(String, u16)> =
         redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name).query_async(&mut conn).await?;
     found.map(|(host, port)| HostPort { host, port }).ok_or_else(|| {
-        let text = format!("sentinel {at} knows no primary named `{name}`; see store.url");
-        RedisError::from((redis::ErrorKind::MasterNameNotFoundBySentinel, "no such primary", text))
+        let text = format!("{at} knows no primary named `{name}`; see store.url");
+        RedisError::from((redis::ErrorKind::MasterNameNotFoundBySentinel, "the sentinel", text))
     })
 }

@@ -59,6 +59,9 @@ use values::Reader;
 
 /// How long a call may take, repeats and waiting for a connection included.
 const CALL_LIMIT: Duration = Duration::from_millis(600);
+/// How long a caller waits where its call is one of several, in one batch or one after the other: so much longer
+/// that a call without an answer is first seen, and counted, by itself.
+const SHARED_LIMIT: Duration = Duration::from_millis(640);
 /// How much of it may be spent on waiting for the first attempt after a break.
 const BREAK_PATIENCE: Duration = Duration::from_millis(250);
 /// Calls without an answer, in a row, after which the connection is replaced.
@@ -236,6 +239,15 @@ impl Shared {
         self.salt.lock().unwrap_or_else(PoisonError::into_inner).replace(salt)
     }
 
+    /// Takes the store's salt for its own, and says so where that changes fingerprints.
+    fn agreed_on(&self, salt: Vec<u8>) -> Result<(), StoreError> {
+        let salt = salt.try_into().map_err(|_| values::nonsense("a salt of the wrong length"))?;
+        if self.set_salt(salt).is_some_and(|known| known != salt) {
+            self.tell(StoreEvent::Resalted);
+        }
+        Ok(())
+    }
+
     /// The connection, waiting for it where it is worth it.
     async fn live(&self, until: Moment) -> Result<Arc<Live>, StoreError> {
         if let State::Up(live) = &*self.state.borrow() {
@@ -290,20 +302,44 @@ impl Shared {
                 Err(StoreError::Unavailable(text)) => return Err(failed(may_have_run, text)),
                 Err(error) => return Err(error),
             };
+            // A cluster's connection is many, which the library keeps: one node that is away is no reason to
+            // replace the others, and stops its own providers alone.
+            let tag = if live.conn.is_cluster() { asked.tag() } else { None };
+            if let Some(tag) = tag
+                && !live.is_worth_trying(tag)
+            {
+                let text = format!("the node of `{tag}` in {} gives no answer", self.config.shown);
+                return Err(failed(may_have_run, text));
+            }
+            let answered = || {
+                live.answered();
+                if tag.is_some_and(|tag| live.answer_for(tag)) {
+                    self.tell(StoreEvent::Reconnected);
+                }
+            };
             let Ok(answer) = timeout_at(until, asked.of(&live)).await else {
-                if live.timed_out() >= BREAK_AFTER {
-                    self.broken(live.generation);
+                if let Some(tag) = tag {
+                    live.no_answer_for(tag, BREAK_AFTER);
+                } else if live.timed_out() >= BREAK_AFTER && !live.conn.is_cluster() {
+                    self.silent(live.generation);
                 }
                 return Err(StoreError::TimedOut(CALL_LIMIT));
             };
             let error = match answer {
                 Ok(value) => {
-                    live.answered();
+                    answered();
                     return Ok(value);
                 }
                 Err(error) => error,
             };
             match judge(&error) {
+                Verdict::Broken if live.conn.is_cluster() => {
+                    if let Some(tag) = tag.filter(|_| !may_have_run) {
+                        live.no_answer_for(tag, BREAK_AFTER);
+                    }
+                    may_have_run = true;
+                    sleep(NOT_NOW).await;
+                }
                 Verdict::Broken => {
                     may_have_run = true;
                     self.broken(live.generation);
@@ -311,13 +347,15 @@ impl Shared {
                 Verdict::WrongNode => self.broken(live.generation),
                 Verdict::NotNow | Verdict::NoScript => {
                     if Moment::now() + NOT_NOW >= until {
-                        self.broken(live.generation);
+                        if !live.conn.is_cluster() {
+                            self.broken(live.generation);
+                        }
                         return Err(failed(may_have_run, in_words(&error)));
                     }
                     sleep(NOT_NOW).await;
                 }
                 Verdict::Refused(text) | Verdict::Misconfigured(text) => {
-                    live.answered();
+                    answered();
                     return Err(failed(may_have_run, text));
                 }
             }
@@ -328,14 +366,18 @@ impl Shared {
     }
 
     /// Asks for the time on this connection.
-    async fn now_from(&self, live: &Live) -> Result<(), StoreError> {
+    async fn now_from(&self, live: &Live) -> Result<(), NotConnected> {
         let mut call = Call::default();
         call.key(self.names.store());
-        let answer = Asked::Script(&self.scripts.now, &call).of(live).await;
-        let value = answer.map_err(|error| StoreError::Unavailable(in_words(&error)))?;
-        self.clock.saw(Reader::of(value)?.number()?);
+        let answer = Asked::Script(&self.scripts.now, &call).of(live).await?;
+        self.clock.saw(Reader::of(answer)?.number()?);
         Ok(())
     }
+}
+
+/// Calls that belong together share one limit.
+async fn within_limit<T>(calls: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(SHARED_LIMIT, calls).await.unwrap_or(Err(StoreError::TimedOut(SHARED_LIMIT)))
 }
 
 /// What can be asked of a connection.
@@ -346,6 +388,17 @@ enum Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// What chooses the node in a cluster: the hash tag of the first key, or all of it.
+    fn tag(&self) -> Option<&str> {
+        let key = match self {
+            Self::Script(_, call) => call.keys.first()?,
+            Self::Command(key, _) => *key,
+            Self::Pipe(_) => return None,
+        };
+        let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+        Some(tag.map_or(key, |(tag, _)| tag))
+    }
+
     /// Asks once. A script goes by its hash, and by its text where the server does not have it.
     async fn of(&self, live: &Live) -> Result<Value, RedisError> {
         let mut conn = live.conn.clone();

@@ -27,6 +27,11 @@ impl Names {
         &self.channel
     }
 
+    /// The pattern of all names.
+    pub(super) fn all(&self) -> String {
+        format!("{}:*", self.prefix)
+    }
+
     /// A key that nobody uses, for trying what the user may do.
     pub(super) fn trial(&self) -> String {
         format!("{}:{{trial}}:{}", self.prefix, LeaseId::fresh())

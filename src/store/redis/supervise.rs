@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::errors::{Verdict, in_words, judge};
 use super::link::{self, Conn, Live, Push};
 use super::values::Reader;
-use super::{Asked, CALL_LIMIT, Call, Shared, State};
+use super::{CALL_LIMIT, Call, Shared, State};
 use crate::config::Topology;
 use crate::store::{StoreError, StoreEvent};
 
@@ -106,11 +106,14 @@ async fn watch(shared: &Arc<Shared>, live: &Live) {
 
 /// Tries a quiet connection; asks the sentinels whether it still leads to the primary.
 async fn look(shared: &Arc<Shared>, live: &Live, answers: &mut u64) {
+    if live.conn.is_cluster() {
+        return; // its nodes are the library's care
+    }
     let quiet = live.answers() == *answers;
     if quiet && timeout(CALL_LIMIT, shared.now_from(live)).await.is_ok_and(|answer| answer.is_ok()) {
         live.answered();
     } else if quiet && live.timed_out() >= super::BREAK_AFTER {
-        shared.broken(live.generation);
+        shared.silent(live.generation);
     }
     *answers = live.answers();
     if matches!(shared.config.topology, Topology::Sentinel { .. })
@@ -123,16 +126,17 @@ async fn look(shared: &Arc<Shared>, live: &Live, answers: &mut u64) {
 }
 
 async fn connect(shared: &Arc<Shared>, generation: u64) -> Result<Live, NotConnected> {
-    let slow = || NotConnected {
-        why: format!("no answer from {} within {CONNECT_LIMIT:?}", shared.config.shown).into(),
-        lasting: false,
-    };
+    let slow = || NotConnected { why: format!("no answer within {CONNECT_LIMIT:?}").into(), lasting: false };
     timeout(CONNECT_LIMIT, async {
         let (mut conn, address) = link::open(&shared.config, pushes(shared, generation)).await?;
         greet(shared, &mut conn, address, generation).await
     })
     .await
     .unwrap_or_else(|_| Err(slow()))
+    .map_err(|failed| NotConnected {
+        why: format!("no connection to {}: {}", shared.config.shown, failed.why).into(),
+        ..failed
+    })
 }
 
 /// What Redis pushes goes to whoever listens; a connection that has gone is replaced.
@@ -179,21 +183,35 @@ async fn greet(
     Ok(live)
 }
 
-async fn check_layout(shared: &Shared, conn: &mut Conn) -> Result<(), NotConnected> {
+/// What the store's own hash holds; this, where it holds nothing. Looks first, so that a server that takes no
+/// writes for now (OOM) can be connected to, and slots be given back there.
+async fn known_or(
+    shared: &Shared,
+    conn: &mut Conn,
+    field: &str,
+    ours: &[u8],
+) -> Result<Vec<u8>, NotConnected> {
     let store = shared.names.store();
-    let mut setnx = redis::cmd("HSETNX");
-    setnx.arg(&store).arg("layout").arg(LAYOUT);
-    let _: Value = setnx.query_async(conn).await?;
     let mut get = redis::cmd("HGET");
-    get.arg(&store).arg("layout");
-    let layout: String = get.query_async(conn).await?;
+    get.arg(&store).arg(field);
+    if let Some(known) = get.query_async(conn).await? {
+        return Ok(known);
+    }
+    let mut setnx = redis::cmd("HSETNX");
+    setnx.arg(&store).arg(field).arg(ours);
+    let _: Value = setnx.query_async(conn).await?;
+    Ok(get.query_async(conn).await?)
+}
+
+async fn check_layout(shared: &Shared, conn: &mut Conn) -> Result<(), NotConnected> {
+    let layout = known_or(shared, conn, "layout", LAYOUT.to_string().as_bytes()).await?;
+    let layout = String::from_utf8_lossy(&layout);
     match layout.parse::<u32>() {
         Ok(known) if known <= LAYOUT => Ok(()),
         _ => Err(NotConnected {
             why: format!(
-                "the store at {} has layout {layout} and this lessor knows up to {LAYOUT}; update lessor, or give \
-                 it a store.prefix of its own",
-                shared.config.shown
+                "the store has layout {layout} and this lessor knows up to {LAYOUT}; update lessor, or give it a \
+                 store.prefix of its own"
             )
             .into(),
             lasting: true,
@@ -203,20 +221,9 @@ async fn check_layout(shared: &Shared, conn: &mut Conn) -> Result<(), NotConnect
 
 /// Whoever finds no salt writes the one it uses, so a store that lost its data gets it back.
 async fn agree_on_salt(shared: &Shared, conn: &mut Conn) -> Result<(), NotConnected> {
-    let store = shared.names.store();
     let offered = shared.salt().unwrap_or_else(rand::random);
-    let mut setnx = redis::cmd("HSETNX");
-    setnx.arg(&store).arg("salt").arg(&offered[..]);
-    let _: Value = setnx.query_async(conn).await?;
-    let mut get = redis::cmd("HGET");
-    get.arg(&store).arg("salt");
-    let salt: Vec<u8> = get.query_async(conn).await?;
-    let salt: [u8; 32] =
-        salt.try_into().map_err(|_| super::values::nonsense("a salt of the wrong length"))?;
-    if shared.set_salt(salt).is_some_and(|known| known != salt) {
-        shared.tell(StoreEvent::Resalted);
-    }
-    Ok(())
+    let salt = known_or(shared, conn, "salt", &offered).await?;
+    Ok(shared.agreed_on(salt)?)
 }
 
 /// The server's replication id. Warns of settings under which leases may vanish.
@@ -254,15 +261,16 @@ async fn about_server(shared: &Shared, conn: &mut Conn) -> Option<String> {
 /// Names each command that the user may not run.
 async fn try_rights(shared: &Arc<Shared>, live: &Live) -> Result<(), NotConnected> {
     let mut call = Call::default();
-    call.key(shared.names.trial()).arg(shared.names.channel());
-    let mut answer = Reader::of(Asked::Script(&shared.scripts.trial, &call).of(live).await?)?;
-    shared.clock.saw(answer.number()?);
+    call.key(shared.names.trial()).arg(shared.names.channel()).arg(shared.names.all());
+    // By its text, and then another by its hash: both are needed, whatever this server has cached.
+    let trial = call.command("EVAL", &shared.scripts.trial.text);
+    let mut answer = Reader::of(trial.query_async(&mut live.conn.clone()).await?)?;
     let mut lacking = Vec::new();
     while !answer.is_empty() {
-        lacking.push(format!("+{}", answer.text()?.to_ascii_lowercase()));
+        lacking.push(answer.text()?);
     }
     if lacking.is_empty() {
-        return Ok(());
+        return shared.now_from(live).await;
     }
     Err(NotConnected {
         why: format!(
@@ -277,10 +285,21 @@ async fn try_rights(shared: &Arc<Shared>, live: &Live) -> Result<(), NotConnecte
 impl Shared {
     /// The connection has gone, or is not to be trusted: callers wait for the next a moment.
     pub(super) fn broken(&self, generation: u64) {
+        self.ends(generation, State::Starting);
+    }
+
+    /// The server says nothing: another connection is tried, and callers do not wait for it, for it is not
+    /// likely to fare better.
+    pub(super) fn silent(&self, generation: u64) {
+        let why = format!("no answer from {} any more", self.config.shown).into();
+        self.ends(generation, State::Down(NotConnected { why, lasting: false }));
+    }
+
+    fn ends(&self, generation: u64, next: State) {
         let was_up = self.state.send_if_modified(|state| {
             let this = matches!(state, State::Up(live) if live.generation == generation);
             if this {
-                *state = State::Starting;
+                *state = next;
             }
             this
         });

@@ -65,6 +65,13 @@ pub(super) fn number(value: &Value) -> Result<i64, StoreError> {
     }
 }
 
+pub(super) fn bytes(value: Value) -> Result<Vec<u8>, StoreError> {
+    match value {
+        Value::BulkString(bytes) => Ok(bytes),
+        _ => Err(nonsense("no bytes where some were due")),
+    }
+}
+
 pub(super) fn text(value: Value) -> Result<String, StoreError> {
     match value {
         Value::BulkString(bytes) => {

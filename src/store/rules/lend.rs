@@ -199,14 +199,14 @@ impl Ledger {
             return RenewAnswer::Lost;
         }
         self.forget(held.lease);
-        let key = self.keys.entry(held.key.clone()).or_default();
+        let key = self.keys.or_default(held.key.clone());
         key.seen_at = key.seen_at.max(now);
         if self.keys.get(&held.key).is_some_and(|key| self.in_use(key, now) >= key.cap()) {
             return RenewAnswer::Lost;
         }
         // Tokens keep rising even where the clock of the new life is behind that of the old one.
         self.last_token = self.last_token.max(held.token);
-        if let Some(key) = self.keys.get_mut(&held.key) {
+        if let Some(key) = self.keys.derived_mut(&held.key) {
             key.leases.insert(held.lease);
         }
         let lease = Lease {
@@ -242,7 +242,7 @@ impl Ledger {
         if self.expiry == Expiry::Never {
             return;
         }
-        let Some(key) = self.keys.get_mut(&candidate.key) else { return };
+        let Some(key) = self.keys.derived_mut(&candidate.key) else { return };
         key.leases.retain(|id| {
             let live = self.leases.get(id).is_some_and(|lease| lease.is_live(now));
             if !live {

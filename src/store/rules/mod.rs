@@ -12,7 +12,7 @@
 //! release may be granted again: its deadline bounds when, and its expiry how long. For the same reason
 //! a sidecar must not `reassert` a lease that it has begun to release.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{Epoch, KeySettings, StatusChange, StoreTime, SyncKeys, SyncMode, Synced};
@@ -22,16 +22,19 @@ use crate::model::{
 };
 
 mod lend;
-pub(super) mod report;
+pub(in crate::store) mod parts;
+pub(in crate::store) mod report;
 pub mod rest;
 pub mod subject;
-pub(super) mod view;
+pub(in crate::store) mod tracked;
+pub(in crate::store) mod view;
 
 pub use lend::Released;
 pub use report::Effect;
 
 use rest::{Evidence, Rest};
 use subject::{Rests, Subject};
+use tracked::Tracked;
 
 /// How long a key that no sidecar names any more is kept.
 const KEPT_UNSEEN: Duration = Duration::from_hours(24);
@@ -57,30 +60,30 @@ pub struct Ledger {
     /// Set once per epoch, by the first renewal that names another: see [`Ledger::renew`].
     grace_until: Option<StoreTime>,
     last_token: FencingToken,
-    keys: HashMap<KeyId, Key>,
-    leases: HashMap<LeaseId, Lease>,
+    keys: Tracked<KeyId, Key>,
+    leases: Tracked<LeaseId, Lease>,
     rests: Rests,
 }
 
 /// What the ledger knows of a key beside its rests.
-#[derive(Debug, Default)]
-struct Key {
+#[derive(Debug, Default, PartialEq)]
+pub(in crate::store) struct Key {
     /// `None` while only a reasserted lease speaks of it.
-    settings: Option<Settings>,
-    disabled: bool,
-    learned: Option<Learned>,
-    last_used_at: Option<StoreTime>,
-    seen_at: StoreTime,
-    /// Its leases; some may have expired.
-    leases: HashSet<LeaseId>,
+    pub(in crate::store) settings: Option<Settings>,
+    pub(in crate::store) disabled: bool,
+    pub(in crate::store) learned: Option<Learned>,
+    pub(in crate::store) last_used_at: Option<StoreTime>,
+    pub(in crate::store) seen_at: StoreTime,
+    /// Its leases; some may have expired. What [`Ledger::leases`] says by key, so no row holds it.
+    pub(in crate::store) leases: HashSet<LeaseId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Settings {
-    pool: PoolName,
-    group: Option<GroupName>,
-    cap: u32,
-    fingerprint: Option<Fingerprint>,
+pub(in crate::store) struct Settings {
+    pub(in crate::store) pool: PoolName,
+    pub(in crate::store) group: Option<GroupName>,
+    pub(in crate::store) cap: u32,
+    pub(in crate::store) fingerprint: Option<Fingerprint>,
 }
 
 impl From<&KeySettings> for Settings {
@@ -95,24 +98,24 @@ impl From<&KeySettings> for Settings {
 }
 
 /// A cap that the provider taught: `cap` at `since`, one more with each step.
-#[derive(Debug, Clone, Copy)]
-struct Learned {
-    cap: u32,
-    since: StoreTime,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) struct Learned {
+    pub(in crate::store) cap: u32,
+    pub(in crate::store) since: StoreTime,
 }
 
-#[derive(Debug)]
-struct Lease {
-    key: KeyId,
-    pool: PoolName,
-    fingerprint: Fingerprint,
-    token: FencingToken,
-    owner: OwnerId,
-    app: AppName,
-    expires_at: StoreTime,
-    revoked: bool,
-    probe: bool,
-    wants_success: bool,
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::store) struct Lease {
+    pub(in crate::store) key: KeyId,
+    pub(in crate::store) pool: PoolName,
+    pub(in crate::store) fingerprint: Fingerprint,
+    pub(in crate::store) token: FencingToken,
+    pub(in crate::store) owner: OwnerId,
+    pub(in crate::store) app: AppName,
+    pub(in crate::store) expires_at: StoreTime,
+    pub(in crate::store) revoked: bool,
+    pub(in crate::store) probe: bool,
+    pub(in crate::store) wants_success: bool,
 }
 
 impl Lease {
@@ -149,8 +152,8 @@ impl Ledger {
             epoch,
             grace_until: None,
             last_token: FencingToken(0),
-            keys: HashMap::new(),
-            leases: HashMap::new(),
+            keys: Tracked::default(),
+            leases: Tracked::default(),
             rests: Rests::default(),
         }
     }
@@ -178,7 +181,7 @@ impl Ledger {
     /// Forgets a lease, live or not.
     fn forget(&mut self, id: LeaseId) -> Option<Lease> {
         let lease = self.leases.remove(&id)?;
-        if let Some(key) = self.keys.get_mut(&lease.key) {
+        if let Some(key) = self.keys.derived_mut(&lease.key) {
             key.leases.remove(&id);
         }
         Some(lease)
@@ -190,7 +193,7 @@ impl Ledger {
     pub fn sync_keys(&mut self, ask: &SyncKeys, now: StoreTime) -> Synced {
         let mut found = Synced::default();
         for told in &ask.keys {
-            let known = self.keys.entry(told.key.clone()).or_default();
+            let known = self.keys.or_default(told.key.clone());
             known.seen_at = now;
             match &mut known.settings {
                 None => known.settings = Some(told.into()),

@@ -97,6 +97,12 @@ impl Terms {
     }
 }
 
+/// The longest that a rest of this class may last; `None` where only a check or a person ends it.
+fn longest(class: Class, doubt: bool) -> Option<Duration> {
+    (class != Class::Invalid || doubt)
+        .then(|| Policy::of(class).most.max(bounded(class, Duration::MAX).unwrap_or_default()))
+}
+
 /// What was learned about a subject, and from whom.
 #[derive(Debug, Clone)]
 pub struct Evidence {
@@ -216,6 +222,19 @@ impl Rest {
         evidence.token > self.token && (now >= self.until || probed)
     }
 
+    /// What may still be believed of it where the clock may have gone back since it was set: nothing was
+    /// set in the future, and nothing lasts longer from now than its class allows. So a wall clock that was
+    /// years ahead locks no key for years.
+    #[must_use]
+    pub fn clamped(mut self, now: StoreTime) -> Self {
+        self.since = self.since.min(now);
+        self.probed_at = self.probed_at.min(now);
+        if let Some(longest) = longest(self.class, self.doubt) {
+            self.until = self.until.min(now.plus(longest));
+        }
+        self
+    }
+
     /// Whether a success of a lease with `token` lifts it.
     pub fn is_lifted_by(&self, token: FencingToken) -> bool {
         token > self.token
@@ -263,5 +282,42 @@ impl Rest {
             (true, Some(lease)) => Gate::ProbeOut(lease),
             (true, None) => Gate::Probe,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_went_back_leaves_no_rest_longer_than_its_class_allows() {
+        let (now, ahead) = (StoreTime(1_000_000_000), StoreTime(9_000_000_000_000));
+        let classes = [
+            (Class::Rate, DAY * 32),
+            (Class::Quota, DAY * 32),
+            (Class::Access, MINUTE * 30),
+            (Class::Region, MINUTE * 30),
+            (Class::Overloaded, MINUTE),
+        ];
+        let evidence = |class, doubt| Evidence {
+            class,
+            wait: Some(HOUR),
+            doubt,
+            by_check: false,
+            status: None,
+            code: None,
+            lease: None,
+            token: FencingToken(1),
+        };
+        for (class, longest) in classes {
+            let rest = Rest::after(None, &evidence(class, false), FencingToken(2), ahead).clamped(now);
+            assert_eq!((rest.since, rest.until), (now, now.plus(longest)), "{class:?}");
+        }
+        let doubt = Rest::after(None, &evidence(Class::Invalid, true), FencingToken(2), ahead).clamped(now);
+        assert_eq!(doubt.until, now.plus(MINUTE));
+        let proven = Rest::after(None, &evidence(Class::Invalid, false), FencingToken(2), ahead).clamped(now);
+        assert_eq!(proven.until, StoreTime::NEVER);
+        let short = Rest::after(None, &evidence(Class::Rate, false), FencingToken(2), now);
+        assert_eq!(short.clone().clamped(now), short);
     }
 }

@@ -1,8 +1,7 @@
 //! What can rest, and the bounded table of what does.
 
-use std::collections::HashMap;
-
 use super::rest::Rest;
+use super::tracked::Tracked;
 use crate::model::{Fingerprint, GroupName, KeyId, ModelName, ProviderName};
 use crate::store::StoreTime;
 
@@ -89,11 +88,11 @@ impl Subject {
 
 /// What rests, or did and is remembered.
 #[derive(Debug, Default)]
-pub struct Rests(HashMap<Subject, Rest>);
+pub struct Rests(pub(super) Tracked<Subject, Rest>);
 
 impl FromIterator<(Subject, Rest)> for Rests {
     fn from_iter<T: IntoIterator<Item = (Subject, Rest)>>(rests: T) -> Self {
-        Self(rests.into_iter().collect())
+        Self(Tracked::of(rests))
     }
 }
 
