@@ -15,4 +15,5 @@ pub mod process;
 pub mod proxy;
 pub mod route;
 pub mod run;
+pub mod scrub;
 pub mod store;

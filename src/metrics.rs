@@ -45,6 +45,36 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ScrubbedLabels {
+    provider: String,
+    r#where: &'static str,
+}
+
+/// Where an answer brought a key back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scrubbed {
+    /// In a header, or as a part of its name.
+    Header,
+    /// In the body.
+    Body,
+    /// In a trailer.
+    Trailer,
+    /// In the reason phrase.
+    Reason,
+}
+
+impl Scrubbed {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Header => "header",
+            Self::Body => "body",
+            Self::Trailer => "trailer",
+            Self::Reason => "reason",
+        }
+    }
+}
+
 /// Seconds; from a tenth of a millisecond to reasoning models' minutes.
 const BUCKETS: [f64; 16] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0,
@@ -74,6 +104,7 @@ struct Inner {
     key_status: Family<StatusLabels, Gauge>,
     cooldowns: Family<ReasonLabel, Counter>,
     failovers: Family<ReasonLabel, Counter>,
+    scrubbed: Family<ScrubbedLabels, Counter>,
     queue_depth: Gauge,
     store_errors: Counter,
     reconciled: Counter,
@@ -110,6 +141,7 @@ impl Metrics {
             key_status: Family::default(),
             cooldowns: Family::default(),
             failovers: Family::default(),
+            scrubbed: Family::default(),
             queue_depth: Gauge::default(),
             store_errors: Counter::default(),
             reconciled: Counter::default(),
@@ -141,6 +173,7 @@ impl Metrics {
         to.register("key_status", "1 for the status a key has now", inner.key_status.clone());
         to.register("key_cooldowns", "Cooldowns set, by reason", inner.cooldowns.clone());
         to.register("failovers", "Requests sent again with another key, by reason", inner.failovers.clone());
+        to.register("scrubbed", "Echoes of a key that were masked in answers", inner.scrubbed.clone());
         to.register("queue_depth", "Requests waiting for a key", inner.queue_depth.clone());
         to.register("store_errors", "Store calls that failed", inner.store_errors.clone());
         to.register(
@@ -230,6 +263,12 @@ impl Metrics {
     /// A request goes on with another key.
     pub fn failover(&self, reason: Class) {
         self.0.failovers.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+    }
+
+    /// So many echoes of a key were masked.
+    pub fn scrubbed(&self, provider: &ProviderName, place: Scrubbed, count: u64) {
+        let labels = ScrubbedLabels { provider: provider.to_string(), r#where: place.as_str() };
+        self.0.scrubbed.get_or_create(&labels).inc_by(count);
     }
 
     /// The gauge of waiting requests.

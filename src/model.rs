@@ -127,6 +127,9 @@ impl fmt::Display for ModelName {
     }
 }
 
+/// Secrets of fewer bytes are too likely to stand in a body by chance to be masked there.
+pub const SHORT_SECRET: usize = 16;
+
 /// A key's raw value. It has no `Display` and no `Serialize`, prints as `Secret(..)`, and its memory
 /// is zeroed when the last clone goes.
 #[derive(Clone)]
@@ -138,7 +141,7 @@ impl Secret {
         Self(Arc::new(SecretString::from(text)))
     }
 
-    /// The raw value; only injection, fingerprints and token comparison may ask for it.
+    /// The raw value; only injection, masking, fingerprints and token comparison may ask for it.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }

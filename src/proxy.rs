@@ -39,12 +39,14 @@ mod answers;
 mod body;
 mod checks;
 mod faults;
+mod mask;
 mod outgoing;
 mod reply;
 mod trace;
 
 pub use body::AnswerBody;
 pub use checks::{CheckOutcome, Checks};
+pub use mask::Masks;
 
 use body::{InUse, Ticket};
 use outgoing::Outgoing;
@@ -68,6 +70,8 @@ pub struct Rooms {
     pub upstreams: Arc<Upstreams>,
     /// lessor's own checks of keys.
     pub checks: Checks,
+    /// What takes keys out of answers.
+    pub masks: Masks,
     /// Bytes kept for another send, all requests together.
     pub budget: Budget,
     /// Counts.
@@ -188,7 +192,7 @@ impl Rooms {
         }
         let until = tokio::time::Instant::now() + route.max_wait;
         let expects = head.headers.contains_key(EXPECT);
-        let outgoing = Outgoing::new(head, route, self.routes.apps());
+        let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
             let want = (&fitting, &model, until);
@@ -211,7 +215,8 @@ impl Rooms {
                 }
             };
             let mut reply = Box::new(Reply::read(route.provider(), answer).await);
-            reply.sign(&in_use, self.config.listen.response_headers);
+            let mask = self.masks.of(&route.keys.provider, in_use.lease.key());
+            reply.sign(&in_use, mask, self.config.listen.response_headers);
             let outcome = reply.outcome().clone();
             in_use.report(outcome.clone(), &model);
             self.note(&in_use, &outcome);
@@ -320,13 +325,13 @@ impl Rooms {
             conn.cut_when(Box::new(move |cx| watch.poll_lost(cx).map(|_why| ())));
         }
         let class = reply.outcome().class.as_str();
-        let (mut head, ahead, rest, secret) = reply.into_parts();
+        let (mut head, ahead, rest, mask, filter) = reply.into_parts();
         head.version = Version::HTTP_11;
         trace.answered(head.status.as_u16(), class);
         if self.config.listen.response_headers && trace.attempts() > 0 {
             head.headers.insert("x-lessor-attempts", trace.attempts().into());
         }
-        let ticket = Ticket::new(in_use, trace, secret);
+        let ticket = Ticket::new(in_use, trace, mask, filter);
         let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
         Response::from_parts(head, AnswerBody::Proxied(body))
     }

@@ -26,7 +26,7 @@ use crate::listen::ca::{Authority, CaError};
 use crate::listen::{BindError, Listener, Server};
 use crate::metrics::Metrics;
 use crate::model::{KeyId, OwnerId, ProviderName};
-use crate::proxy::{Checks, Proxy, Rooms};
+use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::ring::Ring;
 use crate::store::memory::MemoryStore;
@@ -134,6 +134,7 @@ impl Running {
             leases: leases.clone(),
             upstreams,
             checks: checks.clone(),
+            masks: Masks::new(config, metrics.clone()),
             budget: Budget::new(config.retry.max_total),
             metrics: metrics.clone(),
             tunnels: server.tracker(),

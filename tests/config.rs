@@ -755,7 +755,7 @@ fn a_secret_file_that_every_user_can_read_is_warned_of() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("key");
-    std::fs::write(&path, "sk-1").unwrap();
+    std::fs::write(&path, "sk-0123456789abcdef").unwrap();
     for (mode, warned) in [(0o600, 0), (0o640, 0), (0o644, 1)] {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         let text = format!(

@@ -1,8 +1,6 @@
 //! A secret is in no output: a canary is looked for in every byte that leaves lessor, other than to its
 //! provider.
-//!
-//! When a provider echoes the key in its answer's *body*, it is not taken out yet: the streaming
-//! scrubber comes with an issue of its own, and its test belongs here.
+//! What a provider echoes in bodies, and in every form: tests/scrubbing.rs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
 
 mod support;

@@ -15,7 +15,8 @@ const GIB: u64 = 1 << 30;
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn start(provider: &Provider) -> Lessor {
-    Setup::openai(provider).key(Key::new("a").cap(1)).start().await
+    // Long enough to be looked for in bodies.
+    Setup::openai(provider).key(Key::new("a").secret("sk-CANARY-7f3a9c51e2").cap(1)).start().await
 }
 
 /// Fails unless the provider sees that request `n` (from 1) was left, and the slot is free, within a second.

@@ -17,7 +17,8 @@ use serde::de::{self, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Check, ErrorShape, Injection, Place, Provider, Rule, StatusRange, Until, Wait, WaitFormat, WaitPlace,
+    Check, ErrorShape, Injection, Place, Provider, Rule, Scrub, StatusRange, Until, Wait, WaitFormat,
+    WaitPlace,
 };
 use crate::model::{Class, ProviderName, Scope};
 
@@ -138,6 +139,8 @@ pub struct RawProvider {
     pub keep: Option<Vec<String>>,
     /// The shape of errors its SDKs show.
     pub error_shape: Option<ErrorShape>,
+    /// Where the leased key is masked in answers: `on` unless said, `headers` or `off`.
+    pub scrub: Option<Scrub>,
     /// The request by which lessor checks a key.
     pub check: Option<RawCheck>,
     /// How answers are read; these come before the catalogue's.
@@ -275,6 +278,7 @@ impl RawProvider {
         "inject",
         "keep",
         "error_shape",
+        "scrub",
         "check",
         "rules",
         "waits",
@@ -377,6 +381,9 @@ impl RawProvider {
         if let Some(shape) = self.error_shape {
             provider.error_shape = shape;
         }
+        if let Some(scrub) = self.scrub {
+            provider.scrub = scrub;
+        }
         if let Some(check) = &self.check {
             provider.check = compile_check(check, errors);
         }
@@ -422,6 +429,7 @@ fn blank(name: &ProviderName) -> Provider {
         inject: vec![Injection { path_prefix: None, place: bearer }],
         keep: Vec::new(),
         error_shape: ErrorShape::OpenAi,
+        scrub: Scrub::On,
         check: None,
         rules,
         waits,

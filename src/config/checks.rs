@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::errors::Span;
 use super::fields;
 use super::tree::{Field, Page, Said, Table};
-use crate::model::{KeyId, PoolName, ProviderName, Secret};
+use super::{Provider, Scrub};
+use crate::model::{KeyId, PoolName, ProviderName, SHORT_SECRET, Secret};
 
 /// The keys read so far, to find two that are one.
 #[derive(Default)]
@@ -45,6 +46,18 @@ impl KeysSeen {
 /// Whether two secrets are one.
 pub(super) fn same(a: &Secret, b: &Secret) -> bool {
     a.expose() == b.expose()
+}
+
+/// What is said of a secret that bodies cannot be searched for: its text would be found by chance.
+pub(super) fn short_secret(provider: &Provider, id: &KeyId, secret: &Secret) -> Option<String> {
+    let short = provider.scrub == Scrub::On && secret.expose().len() < SHORT_SECRET;
+    short.then(|| {
+        format!(
+            "the secret of key {id} of provider {} has fewer than {SHORT_SECRET} characters: an echo of it is \
+             masked in an answer's headers, not in its body",
+            provider.name
+        )
+    })
 }
 
 /// The pools that exist, and their fallbacks.

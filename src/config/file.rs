@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use super::checks::{KeysSeen, Pools, same};
+use super::checks::{self, KeysSeen, Pools, same};
 use super::errors::{ConfigError, Mistake, Source, syntax_mistake};
 use super::providers::Providers;
 use super::tree::{Page, Said, Table, dir_of};
 use super::{
-    AppConfig, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields, sections,
-    store,
+    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields,
+    sections, store,
 };
 use crate::model::{AppName, KeyId, PoolName, ProviderName};
 
@@ -100,6 +100,9 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         intercept: proxy.flag("intercept", true),
         proxy: sections::proxy(&proxy),
         ca: ca::read(page, &root.section("ca")),
+        compressed: root
+            .section("scrub")
+            .word("compressed", &[("pass", Compressed::Pass), ("decode", Compressed::Decode)]),
         limits: sections::limits(&root.section("limits")),
         admin_token,
         hosts: hosts_of(&providers.all),
@@ -175,6 +178,11 @@ fn read_keys(
         let Some((secret, source, at)) = secret else { continue };
         let id = id.value;
         seen.note_secret(page, &provider, &id, &secret, &at);
+        if let Some(warning) =
+            providers.all.get(&provider).and_then(|p| checks::short_secret(p, &id, &secret))
+        {
+            page.warn(warning);
+        }
         keys.push(KeyConfig {
             id,
             provider,

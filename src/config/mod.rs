@@ -62,6 +62,8 @@ pub struct Config {
     pub intercept: bool,
     /// `[ca]`: the operator's CA for such certificates; `None`: lessor makes one of its own.
     pub ca: Option<CaFiles>,
+    /// `scrub.compressed`: what happens to packed bodies, in which a key cannot be seen.
+    pub compressed: Compressed,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.
@@ -205,6 +207,27 @@ pub struct ProxyConfig {
     pub deny_nets: Vec<IpNet>,
 }
 
+/// `scrub.compressed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compressed {
+    /// They go through as they are.
+    Pass,
+    /// They are unpacked, and only codings that can be are asked for.
+    Decode,
+}
+
+/// `[providers.x] scrub`: where the leased key is masked in answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scrub {
+    /// In head, body and trailers.
+    On,
+    /// In head and trailers.
+    Headers,
+    /// Nowhere.
+    Off,
+}
+
 /// `[limits]`: named bounds with defaults.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -278,6 +301,8 @@ pub struct Provider {
     pub keep: Vec<String>,
     /// The shape of errors its SDKs show.
     pub error_shape: ErrorShape,
+    /// Where the leased key is masked in its answers.
+    pub scrub: Scrub,
     /// The request by which lessor itself checks a key.
     pub check: Option<Check>,
     /// How answers are read: rules with codes first, then those with phrases, then those with neither; of

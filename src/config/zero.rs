@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
 use super::providers::AZURE;
-use super::{Config, KeyConfig, Provider, Strategy};
+use super::{Compressed, Config, KeyConfig, Provider, Strategy};
 use super::{checks, defaults, file, secrets};
 use crate::model::{KeyId, PoolName, ProviderName};
 
@@ -47,6 +47,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
         proxy: defaults::proxy(),
         intercept: true,
         ca: None,
+        compressed: Compressed::Pass,
         limits: defaults::LIMITS,
         admin_token: None,
         hosts: file::hosts_of(&all),
@@ -102,6 +103,7 @@ impl Found {
                 continue;
             }
             let Ok(id) = KeyId::parse(&format!("{}-{n}", provider.name)) else { continue };
+            self.warnings.extend(checks::short_secret(&provider, &id, &secret));
             self.keys.push(KeyConfig {
                 id,
                 provider: provider.name.clone(),
@@ -242,7 +244,9 @@ mod tests {
 
     #[test]
     fn one_key_in_two_variables_is_lent_once() {
-        let config = read(&[("OPENAI_API_KEY", "sk-a"), ("OPENAI_API_KEY_2", "sk-a")]).unwrap();
+        let config =
+            read(&[("OPENAI_API_KEY", "sk-0123456789abc"), ("OPENAI_API_KEY_2", "sk-0123456789abc")])
+                .unwrap();
         assert_eq!(ids(&config), ["openai-1"]);
         assert_eq!(config.warnings, ["OPENAI_API_KEY_2 is the key that OPENAI_API_KEY is; left out"]);
     }
@@ -251,5 +255,13 @@ mod tests {
     fn a_key_that_cannot_stand_in_a_header_is_named_and_not_shown() {
         let text = read(&[("OPENAI_API_KEY", "canary\u{1}x")]).unwrap_err().to_string();
         assert_eq!(text, "the environment: OPENAI_API_KEY holds a character that cannot stand in a header");
+    }
+
+    #[test]
+    fn a_secret_too_short_to_be_looked_for_in_bodies_is_warned_of() {
+        let config = read(&[("OPENAI_API_KEY", "sk-0123456789ab")]).unwrap();
+        assert!(config.warnings[0].contains("openai-1"), "{:?}", config.warnings);
+        assert!(!config.warnings[0].contains("0123"), "{:?}", config.warnings);
+        assert!(read(&[("OPENAI_API_KEY", "sk-0123456789abc")]).unwrap().warnings.is_empty());
     }
 }

@@ -1,4 +1,7 @@
 //! An answer's body on its way to the client, holding what must be held until its last byte.
+//!
+//! Each piece goes through the [`Guard`], which may change it and hold some of it back. Where the body
+//! breaks off, what the guard holds back is dropped: the client sees a cut, and not more than was sure.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -30,6 +33,16 @@ pub enum Ending {
 pub trait Guard: Send + Unpin + 'static {
     /// Ready when the body must be cut now. Asked before every chunk, so it must be cheap.
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    /// Takes a piece of the body. Called only when [`Guard::take`] has nothing more.
+    fn feed(&mut self, data: Bytes);
+    /// The body ends here.
+    fn finish(&mut self);
+    /// The next piece to pass on, or why the body cannot go on.
+    fn take(&mut self) -> Option<Result<Bytes, std::io::Error>>;
+    /// How many bytes were fed and have not come out; `None` where it cannot be said how many will.
+    fn inside(&self) -> Option<usize>;
+    /// Whether nothing comes out before something is fed.
+    fn is_empty(&self) -> bool;
     /// Sees the trailers on their way.
     fn trailers(&mut self, trailers: &mut HeaderMap);
     /// Called once, at the body's end.
@@ -42,6 +55,9 @@ pub enum Broken {
     /// The provider's side.
     #[error("the provider broke off its answer")]
     Upstream(#[source] hyper::Error),
+    /// What it sent cannot be read.
+    #[error("the provider's answer cannot be passed on")]
+    Garbled(#[source] std::io::Error),
     /// Nothing came for too long.
     #[error("the provider sent nothing for {0:?} (timeouts.idle)")]
     Idle(Duration),
@@ -58,8 +74,12 @@ pub type Ahead = VecDeque<Result<Frame<Bytes>, hyper::Error>>;
 pub struct Held<G: Guard> {
     ahead: VecDeque<Result<Frame<Bytes>, hyper::Error>>,
     /// How the provider broke it off, to be told at the next poll.
-    broke: Option<hyper::Error>,
+    broke: Option<Broken>,
     inner: Option<Incoming>,
+    /// Whether the guard was told of the body's end.
+    finished: bool,
+    /// Came, and wait for what the guard still has.
+    trailers: Option<HeaderMap>,
     guard: Option<G>,
     idle: Duration,
     last: Instant,
@@ -70,15 +90,66 @@ impl<G: Guard> Held<G> {
     /// `ahead` was read off `inner` already, an error included. `inner` is `None` where it ended there.
     pub fn new(ahead: Ahead, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
         let (last, guard) = (Instant::now(), Some(guard));
-        let mut held = Self { ahead, broke: None, inner, guard, idle, last, timer: None };
+        let (broke, trailers, timer) = (None, None, None);
+        let mut held = Self { ahead, broke, inner, finished: false, trailers, guard, idle, last, timer };
         if held.is_over() {
             held.end(Ending::Complete);
         }
         held
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether all of it came.
+    fn has_come(&self) -> bool {
         self.ahead.is_empty() && self.inner.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    /// Whether all of it was passed on.
+    fn is_over(&self) -> bool {
+        self.has_come() && self.trailers.is_none() && self.guard.as_ref().is_none_or(Guard::is_empty)
+    }
+
+    /// What the guard, and then the trailers behind it, have to pass on.
+    fn next_ready(&mut self) -> Option<Result<Frame<Bytes>, std::io::Error>> {
+        let guard = self.guard.as_mut()?;
+        match guard.take() {
+            Some(Ok(data)) => Some(Ok(Frame::data(data))),
+            Some(Err(error)) => Some(Err(error)),
+            None => {
+                let mut trailers = self.trailers.take()?;
+                guard.trailers(&mut trailers);
+                Some(Ok(Frame::trailers(trailers)))
+            }
+        }
+    }
+
+    /// Gives the guard what came.
+    fn take_in(&mut self, frame: Frame<Bytes>) {
+        self.last = Instant::now();
+        let has_come = self.has_come();
+        let Some(guard) = &mut self.guard else { return };
+        let at_end = match frame.into_data() {
+            Ok(data) => {
+                guard.feed(data);
+                has_come
+            }
+            Err(frame) => {
+                self.trailers = frame.into_trailers().ok();
+                true
+            }
+        };
+        if at_end && !std::mem::replace(&mut self.finished, true) {
+            guard.finish();
+        }
+    }
+
+    /// Ends it as broken. hyper throws away what it has not written yet when a body fails: what came before
+    /// the break, the head above all, is let out first.
+    fn break_off(&mut self, why: Broken, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.ahead.clear();
+        self.end(Ending::UpstreamBroke);
+        self.broke = Some(why);
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn end(&mut self, how: Ending) {
@@ -123,43 +194,41 @@ impl<G: Guard> Body for Held<G> {
             this.end(Ending::Cut);
             return Poll::Ready(Some(Err(Broken::Cut)));
         }
-        if let Some(error) = this.broke.take() {
-            return Poll::Ready(Some(Err(Broken::Upstream(error))));
+        if let Some(broken) = this.broke.take() {
+            return Poll::Ready(Some(Err(broken)));
         }
-        let polled = match (this.ahead.pop_front(), &mut this.inner) {
-            (Some(frame), _) => Poll::Ready(Some(frame)),
-            (None, Some(inner)) => Pin::new(inner).poll_frame(cx),
-            (None, None) => Poll::Ready(None),
-        };
-        match polled {
-            Poll::Ready(Some(Ok(mut frame))) => {
-                this.last = Instant::now();
-                if let (Some(trailers), Some(guard)) = (frame.trailers_mut(), &mut this.guard) {
-                    guard.trailers(trailers);
+        loop {
+            match this.next_ready() {
+                Some(Ok(frame)) => {
+                    if this.is_over() {
+                        this.end(Ending::Complete);
+                    }
+                    return Poll::Ready(Some(Ok(frame)));
                 }
-                if this.is_over() {
+                Some(Err(error)) => return this.break_off(Broken::Garbled(error), cx),
+                None => {}
+            }
+            let polled = match (this.ahead.pop_front(), &mut this.inner) {
+                (Some(frame), _) => Poll::Ready(Some(frame)),
+                (None, Some(inner)) => Pin::new(inner).poll_frame(cx),
+                (None, None) => Poll::Ready(None),
+            };
+            match polled {
+                Poll::Ready(Some(Ok(frame))) => this.take_in(frame),
+                Poll::Ready(Some(Err(error))) => return this.break_off(Broken::Upstream(error), cx),
+                Poll::Ready(None) if this.guard.is_some() && !this.finished => {
+                    this.finished = true;
+                    this.guard.iter_mut().for_each(Guard::finish);
+                }
+                Poll::Ready(None) => {
                     this.end(Ending::Complete);
+                    return Poll::Ready(None);
                 }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Ready(Some(Err(error))) => {
-                this.end(Ending::UpstreamBroke);
-                // hyper throws away what it has not written yet when a body fails: what came before the
-                // break, the head above all, is let out first.
-                this.broke = Some(error);
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Poll::Ready(None) => {
-                this.end(Ending::Complete);
-                Poll::Ready(None)
-            }
-            Poll::Pending => {
-                if this.poll_idle(cx).is_ready() {
+                Poll::Pending if this.poll_idle(cx).is_ready() => {
                     this.end(Ending::Idle);
                     return Poll::Ready(Some(Err(Broken::Idle(this.idle))));
                 }
-                Poll::Pending
+                Poll::Pending => return Poll::Pending,
             }
         }
     }
@@ -170,18 +239,18 @@ impl<G: Guard> Body for Held<G> {
     }
 
     fn size_hint(&self) -> SizeHint {
+        let Some(inside) = self.guard.as_ref().map_or(Some(0), Guard::inside) else {
+            return SizeHint::default();
+        };
         let rest = self.inner.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
-        if self.ahead.is_empty() {
-            return rest;
-        }
-        let ahead =
-            self.ahead.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>() as u64;
+        let ahead = self.ahead.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>();
+        let here = (ahead + inside) as u64;
         let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower() + ahead);
+        hint.set_lower(rest.lower() + here);
         if let Some(upper) =
             rest.upper().filter(|_| self.ahead.iter().all(|next| next.as_ref().is_ok_and(Frame::is_data)))
         {
-            hint.set_upper(upper + ahead);
+            hint.set_upper(upper + here);
         }
         hint
     }

@@ -36,59 +36,6 @@ pub fn strip_own(headers: &mut HeaderMap) {
     }
 }
 
-/// Masks `secret`, at equal length, wherever an answer's header values carry it: some providers, and
-/// what stands between, echo what they were sent.
-pub fn mask(headers: &mut HeaderMap, secret: &Secret) {
-    let named = secret.expose().to_ascii_lowercase();
-    let echoes: Vec<HeaderName> =
-        headers.keys().filter(|name| !named.is_empty() && name.as_str().contains(&named)).cloned().collect();
-    for name in echoes {
-        headers.remove(name);
-    }
-    let forms = forms(secret);
-    for value in headers.values_mut() {
-        for form in &forms {
-            mask_form(value, form.as_bytes());
-        }
-    }
-}
-
-/// Whether `bytes` carry `secret` in a form that [`mask`] knows.
-pub fn carries(bytes: &[u8], secret: &Secret) -> bool {
-    forms(secret).iter().any(|form| memchr::memmem::find(bytes, form.as_bytes()).is_some())
-}
-
-/// How a secret may stand in a header: as it is, and percent-encoded as in a `Location`.
-fn forms(secret: &Secret) -> Vec<Zeroizing<String>> {
-    let plain = Zeroizing::new(secret.expose().to_owned());
-    if plain.is_empty() {
-        return Vec::new();
-    }
-    let mut upper = Zeroizing::new(String::new());
-    percent_encode(&plain, &mut upper);
-    if upper == plain {
-        return vec![plain];
-    }
-    let mut lower = Zeroizing::new(String::new());
-    let mut digits = 0;
-    for letter in upper.chars() {
-        lower.push(if digits > 0 { letter.to_ascii_lowercase() } else { letter });
-        digits = if letter == '%' { 2_u8 } else { digits.saturating_sub(1) };
-    }
-    vec![plain, upper, lower]
-}
-
-fn mask_form(value: &mut HeaderValue, form: &[u8]) {
-    if memchr::memmem::find(value.as_bytes(), form).is_none() {
-        return;
-    }
-    let mut masked = Zeroizing::new(value.as_bytes().to_vec());
-    while let Some(at) = memchr::memmem::find(&masked, form) {
-        masked[at..at + form.len()].fill(b'*');
-    }
-    *value = HeaderValue::from_bytes(&masked).unwrap_or_else(|_| HeaderValue::from_static("*"));
-}
-
 /// A query without credentials; borrowed, byte for byte, where it has none.
 fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str> {
     if !query.split('&').any(&is_credential) {

@@ -10,11 +10,12 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 
 use crate::forward::held::{Broken, Ending, Guard, Held};
-use crate::inject;
 use crate::lease::Lease;
-use crate::model::{KeyId, Outcome, ProviderName, Secret};
+use crate::model::{KeyId, Outcome, ProviderName};
 use crate::route::ring::{ModelKnown, ProviderKeys};
+use crate::scrub::Filter;
 
+use super::mask::Mask;
 use super::trace::Trace;
 
 /// A proxied body, or lessor's own.
@@ -79,11 +80,6 @@ impl InUse {
         &self.keys.provider.name
     }
 
-    /// The secret that is used.
-    pub(super) fn secret(&self) -> Option<&Secret> {
-        self.keys.key(&self.key).map(|key| &key.config.secret)
-    }
-
     /// Says what the answer said; the store hears it before the slot comes back.
     pub(super) fn report(&mut self, outcome: Outcome, model: &ModelKnown) {
         let group = self.keys.key(&self.key).and_then(|key| key.config.group.as_ref());
@@ -103,13 +99,15 @@ impl Drop for InUse {
 pub struct Ticket {
     in_use: Option<InUse>,
     trace: Trace,
-    /// The key that was used, also where it was given back before: masked in trailers.
-    secret: Option<Secret>,
+    /// Masks the key that was used, also where it was given back before.
+    mask: Option<Mask>,
+    /// What the body goes through.
+    filter: Filter,
 }
 
 impl Ticket {
-    pub(super) fn new(in_use: Option<InUse>, trace: Trace, secret: Option<Secret>) -> Self {
-        Self { in_use, trace, secret }
+    pub(super) fn new(in_use: Option<InUse>, trace: Trace, mask: Option<Mask>, filter: Filter) -> Self {
+        Self { in_use, trace, mask, filter }
     }
 }
 
@@ -121,9 +119,33 @@ impl Guard for Ticket {
         }
     }
 
+    fn feed(&mut self, data: Bytes) {
+        self.filter.feed(data);
+    }
+
+    fn finish(&mut self) {
+        self.filter.finish();
+    }
+
+    fn take(&mut self) -> Option<Result<Bytes, std::io::Error>> {
+        let taken = self.filter.take();
+        if let Some(mask) = &self.mask {
+            mask.count_body(self.filter.take_masked());
+        }
+        taken
+    }
+
+    fn inside(&self) -> Option<usize> {
+        self.filter.inside()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.filter.is_empty()
+    }
+
     fn trailers(&mut self, trailers: &mut HeaderMap) {
-        if let Some(secret) = &self.secret {
-            inject::mask(trailers, secret);
+        if let Some(mask) = &self.mask {
+            mask.trailers(trailers);
         }
     }
 

@@ -3,13 +3,14 @@
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Uri, Version};
 
-use crate::config::{Injection, Place, catalogue};
+use crate::config::{Compressed, Injection, Place, Scrub, catalogue};
 use crate::forward::headers;
 use crate::inject;
 use crate::model::{Code, Fault, KeyId};
 use crate::route::Route;
 use crate::route::apps::Apps;
 use crate::route::target::Pair;
+use crate::scrub;
 
 /// What is the same in every sending of one request.
 #[derive(Debug)]
@@ -20,11 +21,15 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Everything that must not leave is gone from it.
-    pub(super) fn new(head: Parts, route: &Route, apps: &Apps) -> Self {
+    pub(super) fn new(head: Parts, route: &Route, apps: &Apps, compressed: Compressed) -> Self {
         let mut fields = head.headers;
         headers::strip_request(&mut fields);
         inject::strip_headers(&mut fields, &route.provider().keep);
         strip_tokens(&mut fields, apps);
+        if compressed == Compressed::Decode && route.provider().scrub == Scrub::On {
+            // What comes in a coding that cannot be taken off cannot be looked into either.
+            scrub::keep_decodable(&mut fields);
+        }
         Self { method: head.method, headers: fields }
     }
 

@@ -8,15 +8,16 @@ use http::{HeaderName, HeaderValue, Response};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use hyper::ext::ReasonPhrase;
 
 use crate::config::Provider;
 use crate::forward::held::Ahead;
 use crate::inject;
-use crate::model::{Class, Outcome, Secret};
+use crate::model::{Class, Outcome};
 use crate::outcome;
+use crate::scrub::Filter;
 
 use super::body::InUse;
+use super::mask::Mask;
 
 /// How long a refusal's body may take to come before it is judged by what there is.
 const REFUSAL_BODY: Duration = Duration::from_secs(5);
@@ -28,8 +29,8 @@ pub(super) struct Reply {
     ahead: Ahead,
     rest: Option<Incoming>,
     outcome: Outcome,
-    /// The key that was used, to be masked in what is still to come.
-    secret: Option<Secret>,
+    /// What masks the key that was used, also where another one was tried later.
+    mask: Option<Mask>,
 }
 
 impl Reply {
@@ -37,7 +38,7 @@ impl Reply {
     pub(super) fn unread(answer: Response<Incoming>) -> Self {
         let (head, rest) = answer.into_parts();
         let outcome = Outcome::plain(Class::Success, Some(head.status.as_u16()));
-        Self { head, ahead: Ahead::new(), rest: Some(rest), outcome, secret: None }
+        Self { head, ahead: Ahead::new(), rest: Some(rest), outcome, mask: None }
     }
 
     /// Reads the answer's outcome; of its body at most [`outcome::MAX_BODY`], and only where a rule asks.
@@ -50,7 +51,7 @@ impl Reply {
         };
         let seen = bytes_of(&ahead);
         let outcome = outcome::read(provider, head.status, &head.headers, &seen, SystemTime::now());
-        Self { head, ahead, rest, outcome, secret: None }
+        Self { head, ahead, rest, outcome, mask: None }
     }
 
     pub(super) fn outcome(&self) -> &Outcome {
@@ -58,18 +59,13 @@ impl Reply {
     }
 
     /// Says whose key answered, if `tell`, and masks that key wherever the provider echoed it.
-    pub(super) fn sign(&mut self, in_use: &InUse, tell: bool) {
-        let headers = &mut self.head.headers;
-        inject::strip_own(headers);
-        if let Some(secret) = in_use.secret() {
-            inject::mask(headers, secret);
-            // The phrase means nothing to a program; one that carries the key is dropped.
-            let phrase = self.head.extensions.get::<ReasonPhrase>();
-            if phrase.is_some_and(|phrase| inject::carries(phrase.as_bytes(), secret)) {
-                self.head.extensions.remove::<ReasonPhrase>();
-            }
-            self.secret = Some(secret.clone());
+    pub(super) fn sign(&mut self, in_use: &InUse, mask: Option<Mask>, tell: bool) {
+        inject::strip_own(&mut self.head.headers);
+        if let Some(mask) = &mask {
+            mask.head(&mut self.head);
         }
+        self.mask = mask;
+        let headers = &mut self.head.headers;
         if tell {
             let id = |text: &str| HeaderValue::from_str(text).ok();
             let key = id(in_use.lease.key().as_str());
@@ -82,8 +78,10 @@ impl Reply {
         }
     }
 
-    pub(super) fn into_parts(self) -> (Parts, Ahead, Option<Incoming>, Option<Secret>) {
-        (self.head, self.ahead, self.rest, self.secret)
+    /// The head, the body as far as it was read and the rest of it, and what the body goes through.
+    pub(super) fn into_parts(mut self) -> (Parts, Ahead, Option<Incoming>, Option<Mask>, Filter) {
+        let filter = self.mask.as_ref().map_or_else(Filter::none, |mask| mask.filter(&mut self.head));
+        (self.head, self.ahead, self.rest, self.mask, filter)
     }
 }
 

@@ -37,6 +37,7 @@ pub(in crate::control) fn config() -> Config {
     Config {
         intercept: true,
         ca: None,
+        compressed: crate::config::Compressed::Pass,
         listen: Listen {
             proxy: vec![Address::Tcp("127.0.0.1:8321".parse().unwrap())],
             admin: Address::Tcp("127.0.0.1:8322".parse().unwrap()),
@@ -94,6 +95,7 @@ pub(in crate::control) fn provider(
         inject: Vec::new(),
         keep: Vec::new(),
         error_shape: ErrorShape::OpenAi,
+        scrub: crate::config::Scrub::On,
         check: check.map(|path| crate::config::Check {
             method: Method::GET,
             path: path.into(),
