@@ -17,7 +17,8 @@ use serde::de::{self, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    BaseUrlVariable, Check, ErrorShape, Injection, Place, Provider, Rule, StatusRange, Until, Wait, WaitFormat, WaitPlace,
+    BaseUrlVariable, Check, ErrorShape, Injection, Place, Provider, Rule, StatusRange, Until, Wait,
+    WaitFormat, WaitPlace,
 };
 use crate::model::{Class, ProviderName, Scope};
 
@@ -415,7 +416,8 @@ impl RawProvider {
         if let Some(all) = &self.env_base_url {
             provider.env_base_url.clone_from(all);
             for (i, _) in all.iter().enumerate().filter(|(_, one)| !is_base_url_variable(one)) {
-                let problem = "must be { name = \"X_BASE_URL\", path = \"/v1\" }, the path empty or with a `/` first";
+                let problem =
+                    "must be { name = \"X_BASE_URL\", path = \"/v1\" }, the path empty or with a `/` first";
                 refuse(errors, format!("env_base_url.{i}"), problem);
             }
         }
