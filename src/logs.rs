@@ -16,16 +16,16 @@ use crate::model::{AppName, KeyId, LeaseId, Mode, PoolName, ProviderName};
 const QUEUE: usize = 16 * 1024;
 
 /// Starts logging to stderr: JSON or not as said, else by whether stderr is a terminal. `RUST_LOG`
-/// chooses what is logged (`info` unless set). A second call changes nothing.
+/// chooses what is logged (`usual` unless set). A second call changes nothing.
 ///
 /// What is given must live until the process ends: dropping it writes what is still queued.
-pub fn init(json: Option<bool>) -> WorkerGuard {
+pub fn init(json: Option<bool>, usual: &str) -> WorkerGuard {
     let terminal = std::io::stderr().is_terminal();
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.trim().is_empty());
     let (filter, refused) = match asked.as_deref().map(str::parse::<EnvFilter>) {
-        None => (EnvFilter::new("info"), None),
+        None => (EnvFilter::new(usual), None),
         Some(Ok(filter)) => (filter, None),
-        Some(Err(cause)) => (EnvFilter::new("info"), Some(cause)),
+        Some(Err(cause)) => (EnvFilter::new(usual), Some(cause)),
     };
     let (writer, guard) =
         NonBlockingBuilder::default().buffered_lines_limit(QUEUE).lossy(true).finish(std::io::stderr());
@@ -36,7 +36,7 @@ pub fn init(json: Option<bool>) -> WorkerGuard {
         lines.with_ansi(terminal && std::env::var_os("NO_COLOR").is_none()).try_init()
     };
     if let (Ok(()), Some(cause)) = (started, refused) {
-        tracing::warn!(%cause, "RUST_LOG cannot be read; logging at info");
+        tracing::warn!(%cause, "RUST_LOG cannot be read; logging as usual");
     }
     guard
 }

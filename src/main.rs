@@ -3,14 +3,25 @@
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use lessor::config::{self, Config, ConfigError};
+use lessor::config::{self, Config, ConfigError, Listen};
 use lessor::control::cli::{self, Cli, Command, Exit};
+use lessor::control::exec;
 use lessor::{logs, process, run};
 
 fn main() -> ExitCode {
-    let left = process::harden();
+    let mut left = process::hide();
     let cli = cli::parse();
+    // What is run by `exec` has the limits that its user gave it.
+    if !matches!(cli.command, Command::Exec(_)) {
+        left.extend(process::limit());
+    }
     match &cli.command {
+        Command::Exec(what) => with_runtime(false, cli::served(&cli.options, listen))
+            .map_or(Exit::Failed.into(), |found| exec::exec(what, &cli.options, found, || settings(&cli))),
+        Command::Env(what) => with_runtime(false, cli::served(&cli.options, listen))
+            .map_or(Exit::Failed.into(), |found| exec::env(what, &cli.options, found)),
+        Command::Companion(what) if what.apart => serve(&cli, &left),
+        Command::Companion(what) => exec::step_apart(*what, &cli.options),
         Command::Version => cli::version(&cli.options),
         Command::Check => check(&cli),
         Command::Run => serve(&cli, &left),
@@ -20,9 +31,12 @@ fn main() -> ExitCode {
 
 fn ask(cli: Cli) -> ExitCode {
     let Command::Ask(what) = cli.command else { return Exit::Usage.into() };
-    // Where a file is named it only says where the sidecar listens; its secrets are not needed here.
-    let listen = |file: &std::path::Path| config::load_listen(file).map_err(|error| error.to_string());
     with_runtime(false, cli::client(what, &cli.options, listen)).unwrap_or(Exit::Failed.into())
+}
+
+/// Where a file is named it only says where the sidecar listens; its secrets are not needed by who asks.
+fn listen(file: &std::path::Path) -> Result<Listen, String> {
+    config::load_listen(file).map_err(|error| error.to_string())
 }
 
 /// The settings: of the file that was named, else of the environment.
@@ -46,12 +60,21 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
     };
     let json = cli.options.json || !std::io::stderr().is_terminal();
     // Held to the end: dropping it writes what is still queued.
-    let _lines = logs::init(Some(json));
+    let companion = match cli.command {
+        Command::Companion(what) => Some(what.of),
+        _ => None,
+    };
+    // The terminal of `exec` is its command's.
+    let _lines = logs::init(Some(json), if companion.is_some() { "warn" } else { "info" });
     logs::hide_panic_payloads();
     for line in left {
         tracing::warn!("{line}");
     }
-    match with_runtime(true, run::run(config, !json)) {
+    let ended = match companion {
+        Some(of) => with_runtime(true, run::accompany(config, of)),
+        None => with_runtime(true, run::run(config, !json)),
+    };
+    match ended {
         Some(Ok(())) => Exit::Ok.into(),
         Some(Err(error)) => refuse(&chain(&error), Exit::Failed),
         None => Exit::Failed.into(),

@@ -16,6 +16,8 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Address, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, CaSeen, CheckResult, Hands};
 use crate::control::banner::{Doors, banner};
+use crate::control::environment::Served;
+use crate::control::exec;
 use crate::fleet::Fleet;
 use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
@@ -26,6 +28,7 @@ use crate::listen::ca::{Authority, CaError};
 use crate::listen::{BindError, Listener, Server};
 use crate::metrics::Metrics;
 use crate::model::{KeyId, OwnerId, ProviderName};
+use crate::process;
 use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::ring::Ring;
@@ -62,11 +65,29 @@ pub enum RunError {
 
 /// Serves until SIGTERM or SIGINT, then drains. `Ok` when it ended as asked.
 pub async fn run(config: Config, on_terminal: bool) -> Result<(), RunError> {
-    let signals = Signals::watch()?;
+    let mut signals = Signals::watch()?;
     let config = Arc::new(config);
     let running = Running::start(&config).await?;
     announce(&config, &running, on_terminal);
-    running.until_told_to_stop(config.shutdown_grace, signals).await;
+    signals.next().await;
+    running.drain(config.shutdown_grace, signals).await;
+    Ok(())
+}
+
+/// Serves the process `of` on free ports of loopback until it ends, then drains.
+pub async fn accompany(mut config: Config, of: i32) -> Result<(), RunError> {
+    let mut signals = Signals::watch()?;
+    let end = process::end_of(of)?;
+    let free = Address::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into());
+    (config.listen.proxy, config.listen.admin) = (vec![free.clone()], free);
+    let config = Arc::new(config);
+    let running = Running::start(&config).await?;
+    exec::tell(&Served::new(&config, &running.proxy, running.socket.as_deref()));
+    tokio::select! {
+        () = end => {}
+        () = signals.next() => {}
+    }
+    running.drain(config.shutdown_grace, signals).await;
     Ok(())
 }
 
@@ -176,9 +197,8 @@ impl Running {
         })
     }
 
-    /// Drains on the first signal; the second ends the process at once.
-    async fn until_told_to_stop(self, grace: Duration, mut signals: Signals) {
-        signals.next().await;
+    /// Drains; a further signal ends the process at once.
+    async fn drain(self, grace: Duration, mut signals: Signals) {
         tracing::info!(
             grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             "stopping; a second signal ends it at once"

@@ -17,8 +17,8 @@ use serde::de::{self, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Check, ErrorShape, Injection, Place, Provider, Rule, Scrub, StatusRange, Until, Wait, WaitFormat,
-    WaitPlace,
+    BaseUrlVariable, Check, ErrorShape, Injection, Place, Provider, Rule, Scrub, StatusRange, Until, Wait,
+    WaitFormat, WaitPlace,
 };
 use crate::model::{Class, ProviderName, Scope};
 
@@ -153,6 +153,10 @@ pub struct RawProvider {
     pub model_after: Option<Vec<String>>,
     /// The usual environment variables of its keys.
     pub env: Option<Vec<String>>,
+    /// See [`Provider::env_other`].
+    pub env_other: Option<Vec<String>>,
+    /// See [`Provider::env_base_url`].
+    pub env_base_url: Option<Vec<BaseUrlVariable>>,
 }
 
 /// `inject`.
@@ -285,6 +289,8 @@ impl RawProvider {
         "no_model_paths",
         "model_after",
         "env",
+        "env_other",
+        "env_base_url",
     ];
 
     /// The provider this table describes, over `base` (the catalogue's of that name) where there is one:
@@ -410,7 +416,26 @@ impl RawProvider {
         if let Some(env) = &self.env {
             provider.env.clone_from(env);
         }
+        if let Some(env) = &self.env_other {
+            provider.env_other.clone_from(env);
+        }
+        if let Some(all) = &self.env_base_url {
+            provider.env_base_url.clone_from(all);
+            for (i, _) in all.iter().enumerate().filter(|(_, one)| !is_base_url_variable(one)) {
+                let problem =
+                    "must be { name = \"X_BASE_URL\", path = \"/v1\" }, the path empty or with a `/` first";
+                refuse(errors, format!("env_base_url.{i}"), problem);
+            }
+        }
     }
+}
+
+/// Its name and path go into lines that a shell evaluates.
+fn is_base_url_variable(one: &BaseUrlVariable) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    let named = !one.name.is_empty() && !one.name.as_bytes()[0].is_ascii_digit();
+    let path = one.path.is_empty() || one.path.starts_with('/') && !one.path.ends_with('/');
+    named && one.name.bytes().all(plain) && path && one.path.bytes().all(|b| plain(b) || b"/-.".contains(&b))
 }
 
 /// A provider that says nothing of its own: a Bearer token, and the generic rules.
@@ -436,6 +461,8 @@ fn blank(name: &ProviderName) -> Provider {
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
         env: Vec::new(),
+        env_other: Vec::new(),
+        env_base_url: Vec::new(),
     }
 }
 

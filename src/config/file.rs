@@ -18,7 +18,7 @@ use super::{
     AppConfig, Compressed, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields,
     sections, store,
 };
-use crate::model::{AppName, KeyId, PoolName, ProviderName};
+use crate::model::{AppName, KeyId, PoolName, ProviderName, Secret};
 
 /// Reads and checks a configuration file, with the variables of this process.
 pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
@@ -35,6 +35,20 @@ pub fn load_listen(path: &Path) -> Result<Listen, ConfigError> {
     let listen = sections::listen(&page, &Table::lenient_root(&page, &tree).section("listen"), false);
     page.close().map_err(|mistakes| ConfigError { mistakes })?;
     Ok(listen)
+}
+
+/// Reads only the token of the app `name`; `None` where the file has no such app. Who starts a child as an
+/// app need not have the keys.
+pub fn load_app_token(path: &Path, name: &str) -> Result<Option<Secret>, ConfigError> {
+    let (file, text) = read_file(path)?;
+    let tree = parse(&text, &file)?;
+    let env = |variable: &str| std::env::var(variable).ok();
+    let page = Page::new(Source::new(&file, &text, &tree), dir_of(path), &env);
+    let apps = names_of(&Table::lenient_root(&page, &tree), "apps");
+    let app = apps.get(name).and_then(|field| field.open_table());
+    let token = app.and_then(|app| app.secret("token")).map(|(token, ..)| token);
+    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    Ok(token)
 }
 
 fn read_file(path: &Path) -> Result<(String, String), ConfigError> {
@@ -66,6 +80,7 @@ fn load(
     let tree = parse(text, name)?;
     let page = Page::new(Source::new(name, text, &tree), dir.to_owned(), env);
     let mut config = read(&page, &Table::root(&page, &tree), name);
+    config.secret_variables = page.secret_variables();
     config.warnings = page.close().map_err(|mistakes| ConfigError { mistakes })?;
     Ok(config)
 }
@@ -114,6 +129,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         keys,
         pools: pools.fallbacks,
         apps,
+        secret_variables: Vec::new(),
         origin: name.to_owned(),
         warnings: Vec::new(),
     }

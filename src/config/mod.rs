@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
 
@@ -32,7 +32,7 @@ mod zero;
 
 pub use ca::CaFiles;
 pub use errors::{ConfigError, Mistake};
-pub use file::{load_file, load_listen, load_str};
+pub use file::{load_app_token, load_file, load_listen, load_str};
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::from_environment;
 
@@ -80,6 +80,8 @@ pub struct Config {
     pub pools: BTreeMap<PoolName, Vec<PoolName>>,
     /// Callers; empty: everyone on loopback is `anonymous`.
     pub apps: Vec<AppConfig>,
+    /// Every environment variable that some secret was read from; a child must not inherit them.
+    pub secret_variables: Vec<String>,
     /// Where it came from, for people: the file's path, or `the environment`.
     pub origin: String,
     /// What to say at start, one line each.
@@ -316,6 +318,21 @@ pub struct Provider {
     pub model_after: Vec<String>,
     /// Its usual environment variables (`OPENAI_API_KEY`).
     pub env: Vec<String>,
+    /// Further variables in which its SDKs look for a credential, and which lessor takes no key from.
+    pub env_other: Vec<String>,
+    /// The variables that tell its SDKs where it is.
+    pub env_base_url: Vec<BaseUrlVariable>,
+}
+
+/// A variable in which SDKs look for a provider's base URL.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)] // a misspelt path must not become no path
+pub struct BaseUrlVariable {
+    /// Its name.
+    pub name: String,
+    /// What its value has behind the provider's own bare address: `/v1`, or nothing.
+    #[serde(default)]
+    pub path: String,
 }
 
 /// One way to put a key in.

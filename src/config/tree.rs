@@ -21,6 +21,7 @@ pub(super) struct Page<'p> {
     /// The directory that relative paths start from: the file's own.
     dir: PathBuf,
     env: &'p dyn Fn(&str) -> Option<String>,
+    variables: RefCell<Vec<String>>,
     mistakes: RefCell<Vec<(usize, Mistake)>>,
     warnings: RefCell<Vec<String>>,
 }
@@ -34,7 +35,8 @@ pub(super) struct Said<T> {
 
 impl<'p> Page<'p> {
     pub(super) fn new(source: Source<'p>, dir: PathBuf, env: &'p dyn Fn(&str) -> Option<String>) -> Self {
-        Self { source, dir, env, mistakes: RefCell::default(), warnings: RefCell::default() }
+        let (mistakes, warnings) = (RefCell::default(), RefCell::default());
+        Self { source, dir, env, variables: RefCell::default(), mistakes, warnings }
     }
 
     /// Notes a mistake at `at`.
@@ -46,6 +48,11 @@ impl<'p> Page<'p> {
     /// Notes what is odd but no mistake.
     pub(super) fn warn(&self, text: impl Into<String>) {
         self.warnings.borrow_mut().push(text.into());
+    }
+
+    /// The variables that secrets were read from so far.
+    pub(super) fn secret_variables(&self) -> Vec<String> {
+        self.variables.borrow().clone()
     }
 
     /// A path of the file's: relative ones start from its directory.
@@ -361,7 +368,10 @@ impl<'p> Field<'p> {
         // A raw key may have been pasted here: what does not look like a variable is not repeated.
         let called = if is_plain_variable(name) { name } else { "that it names" };
         let problem = match (self.page.env)(name).as_deref().map(secrets::check) {
-            Some(Ok(secret)) => return Some((secret, format!("env {name}"), owner.at.clone())),
+            Some(Ok(secret)) => {
+                self.page.variables.borrow_mut().push(name.to_owned());
+                return Some((secret, format!("env {name}"), owner.at.clone()));
+            }
             Some(Err(problem)) => problem,
             None => "is not set",
         };

@@ -53,6 +53,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
         hosts: file::hosts_of(&all),
         host_patterns: catalogue::host_patterns(),
         providers: found.providers,
+        secret_variables: found.variables,
         keys: found.keys,
         pools: BTreeMap::new(),
         apps: Vec::new(),
@@ -66,6 +67,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
 struct Found {
     providers: BTreeMap<ProviderName, Arc<Provider>>,
     keys: Vec<KeyConfig>,
+    variables: Vec<String>,
     warnings: Vec<String>,
     mistakes: Vec<Mistake>,
 }
@@ -90,6 +92,7 @@ impl Found {
         let Some(provider) = self.placed(provider, env) else { return };
         let first = self.keys.len();
         for (n, (variable, text)) in all {
+            self.variables.push(variable.clone());
             let secret = match secrets::check(&text) {
                 Ok(secret) => secret,
                 Err(problem) => {

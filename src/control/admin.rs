@@ -35,6 +35,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::config::{Address, Config};
+use crate::control::environment::Served;
 use crate::metrics::Metrics;
 use crate::model::{KeyId, KeyStatus, LeaseId, OwnerId, PoolName, ProviderName};
 use crate::store::{KeyView, LeaseView, Snapshot, StatusChange, Store, StoreError, StoreTime};
@@ -70,7 +71,7 @@ pub const NOW: HeaderName = HeaderName::from_static("x-lessor-now-ms");
 const ERROR: HeaderName = HeaderName::from_static("x-lessor-error");
 
 /// What the 404 says.
-const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/ca; \
+const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/ca, /v1/environment; \
      POST /v1/keys/{provider}/{id}/disable, /enable, /check, /clear; DELETE /v1/leases/{id}";
 
 /// What the admin asks of the running proxy.
@@ -286,6 +287,7 @@ fn routes(state: Arc<AdminState>) -> Router {
         .route("/v1/keys", get(keys))
         .route("/v1/leases", get(leases))
         .route("/v1/ca", get(ca))
+        .route("/v1/environment", get(environment))
         .route("/v1/keys/{provider}/{id}/disable", post(disable))
         .route("/v1/keys/{provider}/{id}/enable", post(enable))
         .route("/v1/keys/{provider}/{id}/clear", post(clear))
@@ -470,6 +472,12 @@ async fn ca(State(state): Asked) -> Answered {
         Refusal::new(StatusCode::NOT_FOUND, "no_ca", message)
     })?;
     Ok(state.json(StatusCode::OK, &seen))
+}
+
+/// What a child must know of this sidecar: asks no store, so that a child starts while that is away.
+async fn environment(State(state): Asked) -> Response {
+    let socket = state.proxy_addresses.first().map(socket_path);
+    state.json(StatusCode::OK, &Served::new(&state.config, &state.proxy_addresses, socket.as_deref()))
 }
 
 async fn disable(state: Asked, path: Path<(String, String)>) -> Answered {

@@ -16,6 +16,8 @@ use serde::de::DeserializeOwned;
 
 use crate::config::{Address, Listen};
 use crate::control::admin::{self, CaSeen, CheckResult, LeaseSeen, Status, socket_paths};
+use crate::control::environment::Served;
+use crate::control::exec::{Companion, Env, Exec};
 use crate::model::{KeyId, LeaseId, ProviderName, Secret};
 use crate::store::KeyView;
 
@@ -33,6 +35,8 @@ Examples:
   lessor keys disable openai/openai-a       lend this key no more
   lessor leases list --json                 what the admin API says
   curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
+  lessor exec -- python app.py              a child with everything set, and no key
+  eval \"$(lessor env)\"                      the same for this shell
   lessor ready --admin http://10.0.0.7:8322 is that one ready?
 ";
 
@@ -53,6 +57,7 @@ Exit codes:
   3  no sidecar was reached
   4  `lessor ready`: not ready
   5  the sidecar was reached, but its lease store does not answer
+`lessor exec` ends as its command does; 126 and 127 when that cannot be run, or is not there.
 
 The sidecar is looked for at --admin or LESSOR_ADMIN (http://HOST:PORT or a socket's path),
 else at the socket of the configuration's listen.proxy, else at the default one.
@@ -127,6 +132,14 @@ pub enum Command {
     Run,
     /// Look for mistakes in the configuration; serve nothing.
     Check,
+    /// Run a command with everything set that takes it through lessor, and no key; starts a sidecar
+    /// for it where none runs.
+    Exec(Exec),
+    /// Print the same for a shell to evaluate.
+    Env(Env),
+    /// The sidecar of `exec`'s own.
+    #[command(hide = true)]
+    Companion(Companion),
     /// Print the version.
     Version,
     /// Something that a running sidecar is asked.
@@ -271,14 +284,53 @@ where
     }
 }
 
+/// Why no sidecar said what it serves.
+#[derive(Debug)]
+pub enum Missing {
+    /// Nobody was named, and nobody is there.
+    Nobody(String),
+    /// One was named and is not there, or it said no.
+    Failed(String, Exit),
+}
+
+/// What the running sidecar serves. `listen` as for [`client`].
+///
+/// A TCP port that nobody named is not asked: anybody may listen there, and a child would trust him.
+pub async fn served<F>(options: &Options, listen: F) -> Result<Served, Missing>
+where
+    F: FnOnce(&Path) -> Result<Listen, String>,
+{
+    let token = std::env::var("LESSOR_ADMIN_TOKEN").ok().filter(|token| !token.is_empty()).map(Secret::new);
+    let asked = async {
+        let mut doors = doors(options, listen)?;
+        doors.retain(|door| !matches!(door, Endpoint::Tcp { named: false, .. }));
+        let call = Call {
+            method: Method::GET,
+            path: "/v1/environment".into(),
+            bound: admin::ANSWER + Duration::from_secs(3),
+        };
+        let (door, _) = call::reach(doors, &call, token.is_some()).await.map_err(Failure::Unreachable)?;
+        let from = door.to_string();
+        let answer = door.ask(&call, token.as_ref()).await?;
+        if !answer.status.is_success() {
+            return Err(refused(&answer, token.is_some()));
+        }
+        parsed(&answer).map_err(|cause| Failure::Nonsense { from, cause: cause.to_string() })
+    };
+    asked.await.map_err(|failure| match failure {
+        Failure::Unreachable(_) if options.admin().is_none() => Missing::Nobody(failure.to_string()),
+        _ => Missing::Failed(failure.to_string(), failure.exit()),
+    })
+}
+
 /// To stdout. A reader that has gone (`| head`) is no failure.
-fn print(text: &str) {
+pub(super) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// To stderr.
-fn complain(text: &str) {
+pub(super) fn complain(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 

@@ -1,8 +1,11 @@
 //! Beside the walk: what people, probes and scrapers ask of a running sidecar, and how they ask.
 //!
 //! Nothing here touches a request on its way to a provider. [`admin`] answers, [`cli`] asks, and
-//! [`banner`] says at the start what is served.
+//! [`banner`] says at the start what is served. [`exec`] starts a child with the [`environment`] that takes it
+//! through lessor.
 
 pub mod admin;
 pub mod banner;
 pub mod cli;
+pub mod environment;
+pub mod exec;

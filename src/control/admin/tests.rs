@@ -73,6 +73,7 @@ pub(in crate::control) fn config() -> Config {
         keys: vec![key("openai-a"), key("openai-b")],
         pools: BTreeMap::from([(PoolName::default_pool(), vec![PoolName::parse("vip").unwrap()])]),
         apps: Vec::new(),
+        secret_variables: vec!["OPENAI_API_KEY".into()],
         origin: "config/lessor.toml".into(),
         warnings: Vec::new(),
     }
@@ -105,6 +106,8 @@ pub(in crate::control) fn provider(
         waits: Vec::new(),
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
+        env_other: Vec::new(),
+        env_base_url: Vec::new(),
         env: Vec::new(),
     };
     (name, Arc::new(provider))
