@@ -24,7 +24,7 @@ use crate::config::{self, Config, ConfigError};
 use crate::model::Secret;
 
 /// How long a sidecar of one's own may take to listen: its store may be far away.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 
 /// How the environment is made.
 #[derive(Debug, Default, Args)]
