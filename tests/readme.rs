@@ -47,6 +47,8 @@ fn known() -> Vec<(&'static str, Runner)> {
         ),
         (with_base_url("node examples/node/openai_chat.mjs"), Prints("Hello, world")),
         ("bash examples/curl.sh", Prints("data: [DONE]")),
+        ("lessor exec -- python examples/python/openai_chat.py", Prints("Hello, world")),
+        ("eval \"$(lessor env)\" && node examples/node/openai_chat.mjs", Prints("Hello, world")),
         ("lessor check --config config/lessor.toml", Prints("")),
         ("lessor status", Prints("openai-1")),
         ("lessor keys list --json", Prints("\"openai-1\"")),

@@ -245,7 +245,7 @@ impl<'a> Plan<'a> {
         let set = ["no_proxy", "NO_PROXY"].map(|name| self.now(name).unwrap_or_default());
         let no_proxy = lists::no_proxy(&set, self.caller.proxy.ip());
         for provider in &served.providers {
-            for host in provider.hosts.iter().filter(|host| lists::matches(&no_proxy, host)) {
+            for host in provider.hosts.iter().filter(|host| lists::matches(&set.join(","), host)) {
                 self.note(format!("NO_PROXY names {host}: such requests go around lessor"));
             }
         }
