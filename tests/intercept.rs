@@ -9,7 +9,7 @@ use support::client::send_on;
 use support::lessor::run;
 use support::plays::openai;
 use support::provider::{Certificates, ok};
-use support::sdk::{curl, python_path};
+use support::sdk::{self, curl, python_path};
 use support::tunnel::{ask, connect, tls, tls_client, trusted};
 use support::{Door, Key, Lessor, NEVER, Play, Provider, Raw, Request, Setup, eventually, ms, within};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -455,30 +455,19 @@ async fn requests_urllib_and_the_openai_sdk_work_by_https_proxy() {
     assert_eq!(provider.count(), 4);
 }
 
+/// What Node 24 does by itself with NODE_USE_ENV_PROXY, an application of an older Node does by undici's agent:
+/// CONNECT for https and for http alike.
 #[tokio::test]
-async fn node_fetch_works_by_env_proxy_where_node_can() {
-    let version = node_version().await;
-    let major: u32 = version.ok().trim_start_matches('v').split('.').next().unwrap().parse().unwrap();
-    if major < 24 {
-        eprintln!("not seen: node {major} has no NODE_USE_ENV_PROXY");
-        return;
-    }
+async fn nodes_fetch_works_by_proxy_variables() {
     let provider = Provider::start(openai).await;
     let lessor = start(&provider).await;
     for scheme in ["https", "http"] {
-        let code = format!("console.log(await (await fetch('{scheme}://api.openai.com/v1/models')).text())");
-        let mut command = Command::new("node");
-        command.args(["--input-type=module", "--eval", &code]).env("NODE_USE_ENV_PROXY", "1");
+        let mut command = sdk::node("tests/sdks/proxied.mjs");
         command.env("HTTPS_PROXY", lessor.url()).env("HTTP_PROXY", lessor.url());
         command.env("NODE_EXTRA_CA_CERTS", ca_file(&lessor));
+        command.arg(format!("{scheme}://api.openai.com/v1/models"));
         assert!(run(command).await.ok().contains("gpt-4o-mini"));
     }
-}
-
-async fn node_version() -> support::lessor::Ran {
-    let mut command = Command::new("node");
-    command.arg("--version");
-    run(command).await
 }
 
 #[tokio::test]
