@@ -110,7 +110,7 @@ impl Fleet {
                     Ok(StoreEvent::Changed(provider)) => {
                         changed.insert(provider);
                     }
-                    Ok(StoreEvent::Freed(..) | StoreEvent::Revoked(..)) => {}
+                    Ok(StoreEvent::Freed(..) | StoreEvent::Revoked(..) | StoreEvent::Away(_)) => {}
                     Err(RecvError::Lagged(_)) => changed.extend(self.providers()),
                     Err(RecvError::Closed) => return,
                 },

@@ -217,6 +217,19 @@ async fn without_its_store_a_sidecar_refuses_at_once_and_serves_again_when_it_is
 }
 
 #[tokio::test]
+async fn an_idle_sidecar_says_when_its_store_goes_and_when_it_comes_back() {
+    let (provider, redis) = (Provider::plain(openai).await, Redis::start().await);
+    let lessor = on(&redis, &provider).key(Key::new("a")).start().await;
+    let said = async |text: &str| lessor.log().matches(text).count();
+    for round in 1..=2 {
+        redis.kill();
+        eventually("the loss is told", async || (said("the store fails").await == round).then_some(())).await;
+        redis.restart_empty().await;
+        eventually("the return is told", async || (said("answers again").await == round).then_some(())).await;
+    }
+}
+
+#[tokio::test]
 async fn who_waits_when_the_store_fails_is_told_at_once() {
     let (gate, redis) = (Gate::default(), Redis::start().await);
     let provider = streaming(&gate).await;

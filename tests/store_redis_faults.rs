@@ -1360,6 +1360,46 @@ async fn the_named_rights_are_enough_with_sentinels_and_their_own_password_is_us
 /// Providers whose keys lie on all nodes of a cluster.
 const PROVIDERS: [&str; 6] = ["openai", "anthropic", "mistral", "gemini", "cohere", "groq"];
 
+#[tokio::test]
+async fn a_restart_from_an_older_snapshot_brings_no_slot_back_for_longer_than_a_lease_and_loses_none_that_lives()
+ {
+    let redis = Redis::start().await;
+    let sidecar = Sidecar::on(redis.addr(), &[("k", 2)]).await;
+    let short = || Acquire { ttl: Duration::from_secs(3), ..sidecar.ask("k") };
+    let taken = async |ask: Acquire| match sidecar.store.acquire(ask.clone()).await.unwrap() {
+        Acquired::Granted(grant) => Lent { lease: ask.lease, grant },
+        other => panic!("{other:?}"),
+    };
+    // one lease that is in the snapshot and released after it, one that is granted after it
+    let ghost = taken(short()).await;
+    let snapshot = redis.snapshot().await;
+    assert_eq!(sidecar.release(&ghost).await.unwrap(), 1);
+    let lives = taken(short()).await;
+    redis.kill();
+    redis.restart_with(&snapshot).await;
+    let of_old = Some(lives.grant.epoch.clone());
+    let renew = async |epoch: &Option<_>| {
+        let ask = Renew { epoch: epoch.clone(), reassert: true, ..sidecar.renewal(&[&lives]) };
+        sidecar.store.renew(ask).await
+    };
+    let renewed = eventually("it is back", async || renew(&of_old).await.ok()).await;
+    assert!(matches!(renewed.answers[0], RenewAnswer::Renewed(_)), "{renewed:?}");
+    assert_ne!(renewed.epoch, lives.grant.epoch, "another history of the data");
+    // the grace, and the ghost within it: nothing new is lent, and never more than the cap
+    sidecar.refused_as_full("k").await;
+    assert_eq!(slots(&redis, "k").await, 2);
+    // within a lease's life the ghost has gone; the one that is renewed lives on
+    let known = Some(renewed.epoch);
+    let next = eventually_within(Duration::from_secs(25), "the ghost's slot is lent", async || {
+        let answer = renew(&known).await.unwrap().answers[0];
+        assert!(matches!(answer, RenewAnswer::Renewed(_)), "{answer:?}");
+        sidecar.try_lend("k").await.unwrap()
+    });
+    let next = next.await;
+    assert!(next.grant.token > lives.grant.token, "tokens rise");
+    sidecar.refused_as_full("k").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_keeps_each_provider_on_one_node_and_does_everything() {
     let cluster = Cluster::start(3).await;

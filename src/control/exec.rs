@@ -291,7 +291,7 @@ pub fn step_apart(what: Companion, options: &Options) -> ExitCode {
     }
 }
 
-/// Tells the process that waits in [`start`] what is served.
+/// Tells the process that waits in `start` what is served.
 pub fn tell(served: &Served) {
     let mut out = std::io::stdout().lock();
     // Who is gone by now is noticed by its process.

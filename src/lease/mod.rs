@@ -356,7 +356,14 @@ async fn follow(inner: Arc<Inner>, mut events: broadcast::Receiver<StoreEvent>) 
                 }
             }
             Ok(StoreEvent::Resalted) => {} // whoever keeps the fingerprints hears it too
+            Ok(StoreEvent::Away(cause)) => {
+                inner.saw(&Err::<(), _>(cause.clone()));
+                for station in inner.stations() {
+                    station.store_failed(&cause);
+                }
+            }
             Ok(StoreEvent::Reconnected) => {
+                inner.saw(&Ok(()));
                 for station in inner.stations() {
                     lock(&station.beat).doubt();
                     lock(&station.line).changed();

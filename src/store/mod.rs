@@ -390,6 +390,8 @@ pub enum StoreEvent {
     Changed(ProviderName),
     /// This lease was revoked: its holder cuts its stream now.
     Revoked(ProviderName, LeaseId),
+    /// The store cannot be reached, as its keeper found without being asked.
+    Away(StoreError),
     /// The store was away, or another server took its place: what it knows of live leases is in doubt, and
     /// they are to be reasserted now.
     Reconnected,

@@ -74,7 +74,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 }
             }
             Err(failed) => {
-                shared.state.send_replace(State::Down(failed));
+                let why = StoreError::Unavailable(failed.why.to_string());
+                let before = shared.state.send_replace(State::Down(failed));
+                if !matches!(before, State::Down(_)) {
+                    shared.tell(StoreEvent::Away(why));
+                }
                 let jittered = pause.mul_f64(rand::rng().random_range(0.5..1.0));
                 tokio::select! {
                     biased;
@@ -126,7 +130,11 @@ async fn look(shared: &Arc<Shared>, live: &Live, answers: &mut u64) {
 }
 
 async fn connect(shared: &Arc<Shared>, generation: u64) -> Result<Live, NotConnected> {
-    let slow = || NotConnected { why: format!("no answer within {CONNECT_LIMIT:?}").into(), lasting: false };
+    let slow = || {
+        let tls =
+            if shared.config.tls { "; does the port speak TLS? without it the URL is redis://" } else { "" };
+        NotConnected { why: format!("no answer within {CONNECT_LIMIT:?}{tls}").into(), lasting: false }
+    };
     timeout(CONNECT_LIMIT, async {
         let (mut conn, address) = link::open(&shared.config, pushes(shared, generation)).await?;
         greet(shared, &mut conn, address, generation).await
