@@ -56,17 +56,7 @@ fn cpu_of(stat: &str) -> f64 {
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let server = Server::start();
-    let at = RedisConfig {
-        topology: Topology::Single(HostPort { host: "127.0.0.1".into(), port: server.1 }),
-        tls: false,
-        ca_file: None,
-        db: 0,
-        username: None,
-        password: None,
-        sentinel_username: None,
-        sentinel_password: None,
-        shown: "redis://127.0.0.1".into(),
-    };
+    let at = RedisConfig::plain(Topology::Single(HostPort { host: "127.0.0.1".into(), port: server.1 }));
     println!("store   keys  in flight   leases/s   µs wall   µs CPU   µs Redis CPU   refused");
     for keys in [1, 20, 200] {
         for in_flight in [1, 16, 64] {

@@ -67,17 +67,8 @@ impl ByClock {
     fn open(now: &Arc<AtomicU64>) -> Self {
         let server = Server::the_one();
         let addr = server.redis.addr();
-        let config = RedisConfig {
-            topology: Topology::Single(HostPort { host: addr.ip().to_string(), port: addr.port() }),
-            tls: false,
-            ca_file: None,
-            db: 0,
-            username: None,
-            password: None,
-            sentinel_username: None,
-            sentinel_password: None,
-            shown: server.redis.url(),
-        };
+        let config =
+            RedisConfig::plain(Topology::Single(HostPort { host: addr.ip().to_string(), port: addr.port() }));
         let opened = server.runtime.block_on(RedisStore::open_with_clock(&config, "lessor", TURNED_BY_HAND));
         Self { store: opened.unwrap(), now: Arc::clone(now) }
     }

@@ -24,17 +24,7 @@ const BEGINNING: u64 = 4_000_000_000_000;
 
 fn at(redis: &Redis) -> RedisConfig {
     let addr = redis.addr();
-    RedisConfig {
-        topology: Topology::Single(HostPort { host: addr.ip().to_string(), port: addr.port() }),
-        tls: false,
-        ca_file: None,
-        db: 0,
-        username: None,
-        password: None,
-        sentinel_username: None,
-        sentinel_password: None,
-        shown: redis.url(),
-    }
+    RedisConfig::plain(Topology::Single(HostPort { host: addr.ip().to_string(), port: addr.port() }))
 }
 
 /// A server of its own, and a hand on its time.

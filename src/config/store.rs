@@ -84,6 +84,24 @@ pub struct RedisConfig {
     pub shown: String,
 }
 
+impl RedisConfig {
+    /// As a URL of nothing but a topology gives it: plain, without user or password, database 0.
+    pub fn plain(topology: Topology) -> Self {
+        let hosts: Vec<String> = topology.hosts().iter().map(ToString::to_string).collect();
+        Self {
+            shown: format!("redis://{}", hosts.join(",")),
+            topology,
+            tls: false,
+            ca_file: None,
+            db: 0,
+            username: None,
+            password: None,
+            sentinel_username: None,
+            sentinel_password: None,
+        }
+    }
+}
+
 /// Which servers, and how the one to talk to is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Topology {
