@@ -50,7 +50,7 @@ for at = 1, CANDIDATES do
 end
 
 local epoch = redis.call("HMGET", EPOCH, "id", "grace_until_ms")
-local grace_until = tonumber(epoch[2]) or 0
+local grace_until = rests.number(epoch[2]) or 0
 local anything_rests = redis.call("EXISTS", COOLDOWNS) == 1
 local token, waits = nil, false
 
@@ -80,11 +80,11 @@ local function look(candidate)
     "learned_at_ms", "rest:" .. candidate.fingerprint)
   candidate.has_settings = known[1]
   candidate.disabled = known[2] == "disabled"
-  candidate.cap = math.max(math.floor(tonumber(known[3]) or 1), 1)
+  candidate.cap = math.max(math.floor(rests.number(known[3]) or 1), 1)
   candidate.cap_in_force = candidate.cap
-  local learned = tonumber(known[4])
+  local learned = rests.number(known[4])
   if learned then
-    candidate.learned = learned + math.floor((NOW - (tonumber(known[5]) or NOW)) / 60000)
+    candidate.learned = math.max(learned, 1) + math.floor((NOW - (rests.number(known[5]) or 0)) / 60000)
     candidate.cap_in_force = math.min(candidate.learned, candidate.cap)
   end
   candidate.own = rests.read(known[6])
@@ -95,14 +95,14 @@ end
 
 local function first_end(candidate)
   local first = redis.call("ZRANGEBYSCORE", candidate.leases, LIVE, "+inf", "WITHSCORES", "LIMIT", 0, 1)
-  local known = tonumber(first[2])
+  local known = rests.number(first[2])
   for at = 1, #candidate.slot.added, 2 do known = earlier(known, candidate.slot.added[at]) end
   return known
 end
 
 -- The end of a live probe; one that this call has granted is in PROBES already.
 local function probe_end(rest)
-  local ends = rest.probe_lease and tonumber(redis.call("ZSCORE", PROBES, rest.probe_lease))
+  local ends = rest.probe_lease and rests.number(redis.call("ZSCORE", PROBES, rest.probe_lease))
   if ends and ends > NOW then return ends end
 end
 
@@ -218,7 +218,7 @@ end
 local function again(request)
   local known = redis.call("HMGET", request.key, "key_id", "pool", "fencing_token", "expires_at_ms", "owner",
     "probe", "wants_success")
-  local expires = tonumber(known[4])
+  local expires = rests.number(known[4])
   if not known[1] or not expires or expires <= NOW then return nil end
   if known[5] ~= request.owner then return { 2 } end
   return { 1, known[1], known[2], known[3], expires, tonumber(known[6]) or 0, tonumber(known[7]) or 0 }

@@ -51,7 +51,7 @@ local function re_create(lease, key, leases, id, key_id)
   redis.call("ZADD", INDEX, NOW, key_id)
   redis.call("ZREM", leases, id)
   redis.call("DEL", lease.key)
-  local cap = math.max(math.floor(tonumber(redis.call("HGET", key, "max_concurrent_uses")) or 1), 1)
+  local cap = math.max(math.floor(rests.number(redis.call("HGET", key, "max_concurrent_uses")) or 1), 1)
   if redis.call("ZCOUNT", leases, string.format("(%.0f", NOW), "+inf") >= cap then return 0 end
   -- tokens keep rising even where the clock of this life is behind that of the old one
   if lease.token > rests.last_token(FENCE) then rests.set_token(FENCE, lease.token) end
@@ -79,7 +79,7 @@ for at = 1, LEASES do
   local answer = 0
   local own = row[1] == key_id and row[2] == lease.pool and row[3] == OWNER
   if not row[1] or (own and not row[4]) then
-    local ends = tonumber(redis.call("ZSCORE", leases, id))
+    local ends = rests.number(redis.call("ZSCORE", leases, id))
     if row[1] and ends and ends > NOW then
       answer = math.max(ends, ENDS)
       redis.call("HSET", lease.key, "expires_at_ms", string.format("%.0f", answer))

@@ -12,14 +12,39 @@ local rests = {
   SCOPED = 1024, -- rests in the hash of cooldowns
 }
 
+-- A number that counts exactly: Lua takes "nan" and "inf" for numbers, and beyond 2^53 skips some. Else nil.
+function rests.number(value)
+  local number = tonumber(value)
+  if number and number > -9007199254740992 and number < 9007199254740992 then return number end
+end
+
+local function only(kind, value)
+  if type(value) == kind then return value end
+end
+
+-- What cannot be a rest is none, whoever wrote it.
 function rests.read(text)
   if not text then return nil end
-  local ok, rest = pcall(cjson.decode, text)
-  if not ok or type(rest) ~= "table" or type(rest.class) ~= "string" then return nil end
-  rest.token = tonumber(rest.token) or 0
-  rest.until_ms = tonumber(rest.until_ms) or rests.FOREVER
-  rest.strikes = tonumber(rest.strikes) or 0
-  rest.probed_at_ms = tonumber(rest.probed_at_ms) or 0
+  local ok, row = pcall(cjson.decode, text)
+  if not ok or type(row) ~= "table" or type(row.class) ~= "string" then return nil end
+  local rest = {
+    class = row.class,
+    since_ms = rests.number(row.since_ms) or 0,
+    until_ms = rests.number(row.until_ms),
+    token = rests.number(row.token) or 0,
+    strikes = rests.number(row.strikes) or 0,
+    probation = row.probation == true or nil,
+    probe_lease = only("string", row.probe_lease),
+    probed_at_ms = rests.number(row.probed_at_ms) or 0,
+    doubt = row.doubt == true or nil,
+    by_check = row.by_check == true or nil,
+    status = rests.number(row.status),
+    code = only("string", row.code),
+  }
+  if rest.until_ms == nil then
+    if row.until_ms ~= nil or rest.class ~= "invalid" or rest.doubt then return nil end
+    rest.until_ms = rests.FOREVER
+  end
   return rest
 end
 
@@ -54,7 +79,7 @@ function rests.gate(rest, probe_is_live)
 end
 
 -- Tokens rise with each lease, also across a loss of data; %.0f, for Lua prints large numbers in E notation.
-function rests.last_token(fence) return tonumber(redis.call("GET", fence) or 0) or 0 end
+function rests.last_token(fence) return rests.number(redis.call("GET", fence)) or 0 end
 function rests.set_token(fence, token) redis.call("SET", fence, string.format("%.0f", token)) end
 
 function rests.next_token(fence)

@@ -70,10 +70,14 @@ impl Fleet {
     /// # Errors
     /// The store's. Safe to repeat.
     pub async fn introduce(&self) -> Result<(), StoreError> {
+        self.tell(SyncMode::Replace).await
+    }
+
+    async fn tell(&self, mode: SyncMode) -> Result<(), StoreError> {
         let salt = bounded(self.store.salt(Some(self.ring.salt()))).await?;
         self.ring.salt_with(&salt);
         for keys in self.ring.all() {
-            let found = bounded(self.store.sync_keys(self.settings(keys, SyncMode::Replace))).await?;
+            let found = bounded(self.store.sync_keys(self.settings(keys, mode))).await?;
             say(&keys.provider.name, &found);
             for key in keys.keys.iter().filter(|key| key.config.disabled) {
                 let (provider, id) = (keys.provider.name.clone(), key.config.id.clone());
@@ -88,6 +92,8 @@ impl Fleet {
     pub async fn run(self, introduced: bool, stop: CancellationToken) {
         let mut events = self.store.subscribe();
         let mut introduced = introduced;
+        // Who was introduced once is no newcomer, whose settings would count more than others'.
+        let mut mode = if introduced { SyncMode::Repair } else { SyncMode::Replace };
         let mut next_introduction = Instant::now() + AGAIN;
         let mut next_round = Instant::now() + jittered(ROUND);
         let mut changed: HashSet<ProviderName> = HashSet::new();
@@ -115,7 +121,10 @@ impl Fleet {
                     Err(RecvError::Closed) => return,
                 },
                 () = sleep_until(next_introduction), if !introduced => {
-                    introduced = self.introduce().await.is_ok();
+                    introduced = self.tell(mode).await.is_ok();
+                    if introduced {
+                        mode = SyncMode::Repair;
+                    }
                     next_introduction = Instant::now() + AGAIN;
                 }
                 () = at(next_look), if next_look.is_some() => {

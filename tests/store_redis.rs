@@ -80,3 +80,39 @@ async fn the_stores_time_is_the_servers() {
     world.pass(Duration::from_hours(1)).await;
     assert!(world.store.now() >= StoreTime(BEGINNING + 3_600_000));
 }
+
+#[tokio::test]
+async fn values_that_cannot_be_neither_lift_a_cap_nor_take_a_slot_for_ever_nor_stop_the_provider() {
+    let world = store_contract::World::of(Served::fresh().await);
+    world.keys([("a", 1)]).await;
+    let redis = &world.backend.redis;
+    let key = "lessor:{openai}:key:a";
+    for value in ["1e300", "inf", "nan", "-nan", "9223372036854775807", "hello"] {
+        redis.command(&["SET", "lessor:{openai}:fence", value]).await;
+        redis.command(&["HSET", key, "max_concurrent_uses", value, "learned_cap", value]).await;
+        redis.command(&["HSET", "lessor:{openai}:epoch", "grace_until_ms", value]).await;
+        let held = world.lend("a").await;
+        assert_eq!(world.why_not_key("a").await, lessor::store::Reason::Full, "{value}");
+        assert_eq!(world.release(&held).await, 1);
+    }
+    redis.command(&["HSET", key, "max_concurrent_uses", "1"]).await;
+    redis.command(&["HDEL", key, "learned_cap"]).await;
+    for rest in [
+        r#"{"class":"rate","until_ms":1,"probation":true,"probe_lease":null}"#,
+        r#"{"class":"rate","until_ms":1,"probation":true,"probe_lease":{}}"#,
+        r#"{"class":"overloaded"}"#,
+        r#"{"class":"rate","until_ms":1e19}"#,
+        r#"{"class":"quota","until_ms":1e400}"#,
+        r#"{"class":"quota","until_ms":1,"probation":true,"strikes":1e999}"#,
+        "[]",
+        "{",
+    ] {
+        redis.command(&["HSET", "lessor:{openai}:cooldowns", "provider", rest]).await;
+        let held = world.lend("a").await;
+        assert_eq!(world.release(&held).await, 1, "{rest}");
+    }
+    // and a stray byte hides nothing from who administers
+    redis.command(&["HSET", key, "reason", "a \u{fffd} byte"]).await;
+    redis.command(&["ZADD", "lessor:{openai}:keys", "1", "NO NAME!"]).await;
+    assert_eq!(world.store().snapshot(store_contract::provider()).await.unwrap().keys.len(), 1);
+}

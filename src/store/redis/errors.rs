@@ -77,7 +77,9 @@ fn code_of(error: &RedisError) -> Option<&'static str> {
     if let Some(known) = CODES.into_iter().find(|known| *known == code) {
         return Some(known);
     }
-    let detail = error.detail().unwrap_or_default();
+    // A pipeline's error has its commands' errors in its text alone.
+    let text = error.to_string();
+    let detail = error.detail().unwrap_or(&text);
     // So says Redis 7 where a script lacks a right.
     if detail.contains("The user executing the script can't") {
         return Some("NOPERM");

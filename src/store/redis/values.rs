@@ -74,9 +74,8 @@ pub(super) fn bytes(value: Value) -> Result<Vec<u8>, StoreError> {
 
 pub(super) fn text(value: Value) -> Result<String, StoreError> {
     match value {
-        Value::BulkString(bytes) => {
-            String::from_utf8(bytes).map_err(|_| nonsense("bytes where text was due"))
-        }
+        // Lossy: a stray byte in one row must not hide the others, and what is no name is skipped as such.
+        Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => Ok(text),
         Value::Int(number) => Ok(number.to_string()),
         Value::Nil => Ok(String::new()),
