@@ -419,7 +419,8 @@ impl<B: Bench> World<B> {
                 let number = number_of(&entry.grant.key);
                 let wait = wait.map(Duration::from_millis);
                 now(self.bench.store().report(entry.report(Outcome { wait, ..Outcome::plain(class, None) })));
-                let granted_at = self.granted.iter().position(|id| *id == lease).unwrap();
+                // a repeated acquire may be granted anew after its release: then that grant counts
+                let granted_at = self.granted.iter().rposition(|id| *id == lease).unwrap();
                 match class {
                     Class::Rate | Class::Quota => self.refused_at[number] = self.granted.len(),
                     Class::Success if granted_at >= self.refused_at[number] => {}
