@@ -466,6 +466,8 @@ pub enum Code {
     BadRequest,
     /// 408: the client was too slow.
     RequestTimeout,
+    /// 431: above `limits.max_header_bytes` or `limits.max_headers`.
+    HeaderTooLarge,
     /// 407 in proxy modes, else 403: no app, or a wrong token.
     AppUnauthenticated,
     /// 403: the app may not use this.
@@ -506,6 +508,7 @@ impl Code {
         match self {
             Self::BadRequest => "bad_request",
             Self::RequestTimeout => "request_timeout",
+            Self::HeaderTooLarge => "header_too_large",
             Self::AppUnauthenticated => "app_unauthenticated",
             Self::AppForbidden => "app_forbidden",
             Self::DestinationDenied => "destination_denied",

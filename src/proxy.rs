@@ -28,9 +28,9 @@ use crate::forward::held::Held;
 use crate::forward::replay::{Budget, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
-use crate::listen::{Conn, HeadFacts, Peer, Serve};
+use crate::listen::{Conn, HeadFacts, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Fault, Outcome, Scope, Site};
+use crate::model::{Class, Code, Fault, Outcome, Scope, Site};
 use crate::route::ring::{Fitting, ModelKnown};
 use crate::route::scan::{ModelScan, Scan};
 use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
@@ -106,7 +106,8 @@ impl Serve for Proxy {
         let (head, body) = request.into_parts();
         let rooms = &*self.0;
         let connect = head.method == Method::CONNECT;
-        let mut trace = Trace::begin(Routes::mode_of(&head), head.method.clone(), rooms.metrics.clone());
+        let mode = rooms.routes.mode_of(&head, conn.local());
+        let mut trace = Trace::begin(mode, head.method.clone(), rooms.metrics.clone());
         let shape =
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         match rooms.walk(head, body, &conn, &mut trace).await {
@@ -139,12 +140,12 @@ impl Rooms {
         let facts = head.extensions.get::<HeadFacts>().copied();
         // Unscanned is as good as seen: a chunked request whose head nobody looked at is not repaired.
         let saw_length = facts.is_some_and(|facts| facts.saw_length || !facts.scanned);
-        let local = match conn.peer() {
-            Peer::Tcp { local, .. } => Some(local),
-            Peer::Unix { .. } => None,
-        };
+        if facts.is_some_and(|facts| facts.too_large) {
+            let why = "the request head is larger than limits.max_header_bytes or has more lines than limits.max_headers";
+            return Err(Fault::new(Code::HeaderTooLarge, why));
+        }
         let mut caller = None;
-        let plan = self.routes.find(&head, saw_length, local, &mut caller);
+        let plan = self.routes.find(&head, saw_length, conn.local(), &mut caller);
         if let Some(app) = caller {
             // Known also where the request is refused: people must see which app it was.
             trace.of(&app, None);

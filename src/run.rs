@@ -146,8 +146,11 @@ impl Running {
         let upstreams = Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied)?);
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
 
-        let authority =
-            if config.intercept { Some(Arc::new(Authority::new(config.ca.as_ref())?)) } else { None };
+        let authority = if config.intercept {
+            Some(Arc::new(Authority::new(config.ca.as_ref())?.offering(&config.proxy.alpn)))
+        } else {
+            None
+        };
         let server = Server::new(config.limits, config.timeouts, authority.clone());
         let walk = Proxy::new(Rooms {
             config: config.clone(),

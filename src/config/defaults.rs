@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::{Address, LeaseConfig, Limits, Listen, OnLost, ProxyConfig};
+use super::{Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig};
 use super::{QueueConfig, RetryConfig, StoreConfig, StoreUrl, Timeouts};
 
 /// `shutdown.grace`.
@@ -37,7 +37,7 @@ pub(super) const TIMEOUTS: Timeouts = Timeouts {
 
 /// `[limits]`.
 pub(super) const LIMITS: Limits =
-    Limits { max_connections: 4096, max_header_bytes: 64 << 10, max_headers: 100 };
+    Limits { max_connections: 4096, max_header_bytes: 64 << 10, max_headers: 100, max_streams: 200 };
 
 /// Uses of one key at once.
 pub(super) const USES: u32 = 8;
@@ -74,7 +74,12 @@ pub(super) fn store() -> StoreConfig {
 
 /// `[proxy]`.
 pub(super) fn proxy() -> ProxyConfig {
-    ProxyConfig { tunnel_other_hosts: true, deny_nets: deny_nets() }
+    ProxyConfig { tunnel_other_hosts: true, deny_nets: deny_nets(), alpn: alpn() }
+}
+
+/// `proxy.alpn`: a client that is given HTTP/2 cannot open a WebSocket here.
+pub(super) fn alpn() -> Vec<Alpn> {
+    vec![Alpn::Http1]
 }
 
 /// `proxy.deny_nets`.

@@ -207,6 +207,27 @@ pub struct ProxyConfig {
     pub tunnel_other_hosts: bool,
     /// Addresses that no tunnel and no plain forwarding may reach, after resolution.
     pub deny_nets: Vec<IpNet>,
+    /// What is offered to the TLS clients inside a tunnel, the preferred first; never empty.
+    pub alpn: Vec<Alpn>,
+}
+
+/// One of `proxy.alpn`: a protocol by its name in TLS (RFC 7301).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alpn {
+    /// `http/1.1`.
+    Http1,
+    /// `h2`.
+    Http2,
+}
+
+impl Alpn {
+    /// Its name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http1 => "http/1.1",
+            Self::Http2 => "h2",
+        }
+    }
 }
 
 /// `scrub.compressed`.
@@ -239,6 +260,8 @@ pub struct Limits {
     pub max_header_bytes: usize,
     /// Header lines of one request.
     pub max_headers: usize,
+    /// Requests open at once on one HTTP/2 connection.
+    pub max_streams: u32,
 }
 
 /// `[apps.x]`.

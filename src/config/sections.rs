@@ -8,7 +8,9 @@ use toml::de::DeValue;
 use super::defaults;
 use super::tree::{Field, Page, Table};
 use super::values::{self, SOCKET_MODE};
-use super::{Address, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts};
+use super::{
+    Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts,
+};
 
 /// `[listen]`; `anybody` where no apps are told apart.
 pub(super) fn listen(page: &Page<'_>, listen: &Table<'_>, anybody: bool) -> Listen {
@@ -209,6 +211,21 @@ pub(super) fn limits(limits: &Table<'_>) -> Limits {
         // The HTTP library's read buffer is never smaller.
         max_header_bytes: limits.size("max_header_bytes", default.max_header_bytes, 8 << 10),
         max_headers: count(limits, "max_headers", default.max_headers, 1),
+        max_streams: limits.count("max_streams", default.max_streams, 1..=10_000),
+    }
+}
+
+/// `proxy.alpn`.
+fn alpn(proxy: &Table<'_>) -> Vec<Alpn> {
+    let known = |text: &str| [Alpn::Http1, Alpn::Http2].into_iter().find(|alpn| alpn.as_str() == text);
+    let read = all(proxy, "alpn", known, "must be \"http/1.1\" or \"h2\"");
+    match proxy.get("alpn") {
+        Some(field) if field.texts().is_empty() => {
+            field.wrong::<()>("must name at least one of \"http/1.1\" and \"h2\"");
+            defaults::alpn()
+        }
+        Some(_) => read,
+        None => defaults::alpn(),
     }
 }
 
@@ -223,5 +240,5 @@ pub(super) fn proxy(proxy: &Table<'_>) -> ProxyConfig {
         defaults::deny_nets()
     };
     let tunnel_other_hosts = proxy.word("other_hosts", &[("tunnel", true), ("deny", false)]);
-    ProxyConfig { tunnel_other_hosts, deny_nets }
+    ProxyConfig { tunnel_other_hosts, deny_nets, alpn: alpn(proxy) }
 }

@@ -2,10 +2,10 @@
 //! out none.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
-    UPGRADE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE,
 };
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -27,9 +27,29 @@ fn strip_listed(headers: &mut HeaderMap) {
     }
 }
 
-/// A request's headers as they go on. `TE: trailers` alone survives, since it is the only way to ask
+/// A request's headers as they go on, from a client that spoke `version`.
+pub fn strip_request(headers: &mut HeaderMap, version: Version) {
+    strip_hop_by_hop(headers);
+    if version == Version::HTTP_2 {
+        join_cookies(headers);
+    }
+}
+
+/// HTTP/2 may split a cookie into lines, which HTTP/1.1 does not know (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() < 2 {
+        return;
+    }
+    // Made of pieces of header values, so it is one.
+    if let Ok(cookie) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+        headers.insert(COOKIE, cookie);
+    }
+}
+
+/// What is meant for the next hop alone, out of a request's headers. `TE: trailers` alone survives, since it is the only way to ask
 /// the provider for trailers.
-pub fn strip_request(headers: &mut HeaderMap) {
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let wants_trailers = headers.get_all(TE).iter().any(|value| {
         value
             .to_str()
@@ -105,8 +125,19 @@ mod tests {
             ("proxy-connection", "keep-alive"),
             ("accept", "*/*"),
         ]);
-        strip_request(&mut headers);
+        strip_request(&mut headers, Version::HTTP_11);
         assert_eq!(headers, map(&[("content-length", "5"), ("accept", "*/*"), ("te", "trailers")]));
+    }
+
+    #[test]
+    fn a_cookie_that_http2_split_is_one_line_again() {
+        let split = [("cookie", "a=1"), ("accept", "*/*"), ("cookie", "b=2")];
+        let mut headers = map(&split);
+        strip_request(&mut headers, Version::HTTP_2);
+        assert_eq!(headers, map(&[("cookie", "a=1; b=2"), ("accept", "*/*")]));
+        let mut headers = map(&split);
+        strip_request(&mut headers, Version::HTTP_11);
+        assert_eq!(headers, map(&split));
     }
 
     #[test]

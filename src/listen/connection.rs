@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -17,14 +18,16 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::ca::Authority;
 use super::inside::Opened;
 use super::socket::{LINGER, Phase, Signals, Socket};
+use super::streams::PREFACE;
 use super::watched::Watched;
 use super::wire::Wire;
 use super::{Conn, Serve};
-use crate::config::Timeouts;
+use crate::config::{Limits, Timeouts};
 use crate::model::{Inside, Site};
 
 /// What ended the service of a connection.
@@ -46,6 +49,9 @@ pub(super) struct Serving<S> {
     pub(super) service: S,
     pub(super) timeouts: Timeouts,
     pub(super) drain: CancellationToken,
+    pub(super) limits: Limits,
+    /// Where the tasks of HTTP/2 streams are counted.
+    pub(super) tasks: TaskTracker,
     /// Certificates for the insides of tunnels.
     pub(super) authority: Option<Arc<Authority>>,
 }
@@ -54,10 +60,15 @@ impl<S: Serve> Serving<S> {
     /// Serves the connection until its end, its peer's leaving, or a timeout.
     pub(super) async fn run(self) {
         let signals = self.conn.signals.clone();
-        let wire = Wire::new(self.socket.clone(), signals.clone());
-        let mut ended = self.http(Watched::new(wire, signals.clone()), None).await;
+        let mut wire = Wire::new(self.socket.clone(), signals.clone());
+        let since = Instant::now();
+        let mut ended = match self.begins_with_http2(&mut wire, since).await {
+            // Boxed, so that connections without it do not carry its size.
+            Ok(true) => Box::pin(self.http2(wire, None, since)).await,
+            Ok(false) => self.http1(Watched::new(wire, signals.clone()), None, since).await,
+            Err(ended) => ended,
+        };
         if let Some(opened) = signals.take_opened() {
-            // Boxed, so that connections without a tunnel do not carry its size.
             ended = Box::pin(self.inside(opened)).await;
         }
         match ended {
@@ -69,8 +80,25 @@ impl<S: Serve> Serving<S> {
         }
     }
 
-    /// Serves HTTP/1.1 on `io`. A connection that is too slow was told so.
-    pub(super) async fn http<T>(&self, io: Watched<T>, inside: Option<Arc<Inside>>) -> Ended
+    /// Whether the client begins as one does that knows of HTTP/2; or what ended it before that.
+    async fn begins_with_http2(&self, wire: &mut Wire, since: Instant) -> Result<bool, Ended> {
+        let beginning = tokio::time::timeout_at(since + self.timeouts.header, wire.begins_with(PREFACE));
+        let begun = tokio::select! {
+            biased;
+            begun = beginning => begun,
+            () = self.socket.gone() => return Err(Ended::Gone),
+            () = self.drain.cancelled() => return Err(Ended::Gone),
+        };
+        match begun {
+            Ok(begun) => begun.map_err(|_broken| Ended::Gone),
+            // Who sent something is told, in HTTP/1.1, that it was too slow.
+            Err(_) if wire.has_ahead() => Ok(false),
+            Err(_) => Err(Ended::TooSlow),
+        }
+    }
+
+    /// Serves HTTP/1.1 on `io`, whose client was there at `since`. A connection that is too slow was told so.
+    pub(super) async fn http1<T>(&self, io: Watched<T>, inside: Option<Arc<Inside>>, since: Instant) -> Ended
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -80,7 +108,7 @@ impl<S: Serve> Serving<S> {
         let mut gone = pin!(self.socket.gone());
         let mut draining = pin!(self.drain.cancelled());
         let mut drained = false;
-        let mut pace = Pace::new(self.timeouts);
+        let mut pace = Pace::new(self.timeouts, since);
         let ended = std::future::poll_fn(|cx: &mut Context<'_>| {
             // hyper first: bytes that came together with the close are still read and judged.
             if serving.as_mut().poll(cx).is_ready() {
@@ -100,7 +128,7 @@ impl<S: Serve> Serving<S> {
                     return Poll::Ready(Ended::Served);
                 }
             }
-            if drained && pace.fresh && signals.phase() == Phase::Idle {
+            if drained && pace.is_fresh() && signals.phase() == Phase::Idle {
                 // Nothing was ever asked here, and hyper would wait for a first request.
                 return Poll::Ready(Ended::Gone);
             }
@@ -142,7 +170,7 @@ impl<S: Serve> Serving<S> {
 }
 
 /// How long the next head may take, told by the phase; one timer, re-armed only when it fires.
-struct Pace {
+pub(super) struct Pace {
     timeouts: Timeouts,
     phase: Phase,
     since: Instant,
@@ -154,14 +182,29 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(timeouts: Timeouts) -> Self {
-        let since = Instant::now();
+    /// Of a client that was there at `since`.
+    pub(super) fn new(timeouts: Timeouts, since: Instant) -> Self {
         let timer = Box::pin(tokio::time::sleep_until(since + timeouts.header));
         Self { timeouts, phase: Phase::Idle, since, stalled: None, fresh: true, timer }
     }
 
+    /// Whether nothing was asked yet.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// From now on it may lie idle for so long only.
+    pub(super) fn idle_at_most(&mut self, time: Duration) {
+        self.timeouts.keep_alive = self.timeouts.keep_alive.min(time);
+    }
+
     /// Ready when the time of this phase is over.
-    fn poll_too_slow(&mut self, phase: Phase, stalled: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_too_slow(
+        &mut self,
+        phase: Phase,
+        stalled: Option<Instant>,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
         self.stalled = stalled;
         if phase != self.phase {
             self.fresh &= phase == Phase::Head;

@@ -10,13 +10,16 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use rustls::server::{Acceptor, ClientHello};
 use rustls::{AlertDescription, ServerConfig};
+use tokio::time::Instant;
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::Serve;
 use super::connection::{Ended, Serving};
+use super::streams::PREFACE;
 use super::watched::Watched;
 use super::wire::Wire;
+use crate::config::Alpn;
 use crate::model::{Inside, Site};
 
 /// How a TLS connection begins: the record type of a handshake (RFC 8446, section 5.1).
@@ -31,7 +34,8 @@ pub(super) struct Opened {
 
 /// What came of the client's first bytes.
 enum Begun {
-    Clear(Wire, Inside),
+    /// Cleartext; whether it is HTTP/2.
+    Clear(Wire, Inside, bool),
     Tls(Box<TlsStream<Wire>>, Inside),
     /// Nothing was ever sent.
     Nothing,
@@ -48,13 +52,19 @@ impl<S: Serve> Serving<S> {
             () = self.socket.gone() => return Ended::Gone,
             () = self.drain.cancelled() => return Ended::Gone,
         };
+        let now = Instant::now();
         match begun {
-            Ok(Ok(Begun::Clear(wire, inside))) => {
-                self.http(Watched::new(wire, signals), Some(Arc::new(inside))).await
+            Ok(Ok(Begun::Clear(wire, inside, true))) => self.http2(wire, Some(Arc::new(inside)), now).await,
+            Ok(Ok(Begun::Clear(wire, inside, false))) => {
+                self.http1(Watched::new(wire, signals), Some(Arc::new(inside)), now).await
             }
             Ok(Ok(Begun::Tls(stream, inside))) => {
-                // HTTP/1.1 alone is offered; where more is, the protocol agreed on decides here.
-                self.http(Watched::new(*stream, signals), Some(Arc::new(inside))).await
+                let agreed = stream.get_ref().1.alpn_protocol();
+                if agreed == Some(Alpn::Http2.as_str().as_bytes()) {
+                    self.http2(*stream, Some(Arc::new(inside)), now).await
+                } else {
+                    self.http1(Watched::new(*stream, signals), Some(Arc::new(inside)), now).await
+                }
             }
             Ok(Ok(Begun::Nothing)) => Ended::Gone,
             Ok(Err(error)) => {
@@ -79,8 +89,10 @@ impl<S: Serve> Serving<S> {
         match wire.first_byte().await? {
             Some(HANDSHAKE) => self.handshake(wire, opened.site).await,
             Some(_) => {
+                let http2 = wire.begins_with(PREFACE).await?;
                 let host = opened.site.host.clone();
-                Ok(Begun::Clear(wire, Inside { site: opened.site, host, tls: false, foreign_name: None }))
+                let inside = Inside { site: opened.site, host, tls: false, foreign_name: None };
+                Ok(Begun::Clear(wire, inside, http2))
             }
             None => Ok(Begun::Nothing),
         }

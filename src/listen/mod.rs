@@ -30,6 +30,7 @@ mod connection;
 mod head;
 mod inside;
 mod socket;
+mod streams;
 mod watched;
 mod wire;
 
@@ -182,7 +183,7 @@ pub enum Peer {
     },
 }
 
-/// One client connection, as the service sees it. The connection's place under the limit is held for
+/// One client connection, or one stream of an HTTP/2 connection, as the service sees it. The connection's place under the limit is held for
 /// as long as any clone lives, so a tunnel that outlives hyper's part keeps counting.
 #[derive(Debug, Clone)]
 pub struct Conn {
@@ -197,7 +198,15 @@ impl Conn {
         self.peer
     }
 
-    /// Until the answer now begun has ended, the connection is cut when `watch` is ready. It is asked
+    /// Where it came in; `None` over a Unix socket.
+    pub fn local(&self) -> Option<SocketAddr> {
+        match self.peer {
+            Peer::Tcp { local, .. } => Some(local),
+            Peer::Unix { .. } => None,
+        }
+    }
+
+    /// Until the answer now begun has ended, the connection (the stream, with HTTP/2) is cut when `watch` is ready. It is asked
     /// beside hyper, since hyper does not look at a body while the client takes none of it.
     pub fn cut_when(&self, watch: CutWatch) {
         self.signals.cut_when(Some(watch));
@@ -211,6 +220,8 @@ pub struct HeadFacts {
     pub saw_length: bool,
     /// The whole head was looked at; else it lay in hyper's buffer behind another request.
     pub scanned: bool,
+    /// The head is above `limits.max_header_bytes` or `limits.max_headers`.
+    pub too_large: bool,
 }
 
 /// Answers one request of a connection. A successful answer to CONNECT that has an `Arc<Site>` among its
@@ -367,6 +378,8 @@ impl Accepting {
             service,
             timeouts: self.timeouts,
             drain: self.drain.clone(),
+            limits: self.limits,
+            tasks: self.connections.clone(),
             authority: self.authority.clone(),
         };
         self.connections.spawn(async move {

@@ -182,7 +182,8 @@ impl Signals {
         let scanned = self.phase() == Phase::Head && !self.unseen.swap(false, Ordering::Relaxed);
         self.enter(Phase::Busy);
         self.bodyless.store(bodyless, Ordering::Relaxed);
-        HeadFacts { saw_length: self.saw_length.swap(false, Ordering::Relaxed), scanned }
+        // hyper holds HTTP/1 heads to the limits by itself.
+        HeadFacts { saw_length: self.saw_length.swap(false, Ordering::Relaxed), scanned, too_large: false }
     }
 
     /// The answer is out of the service's hands.

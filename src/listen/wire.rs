@@ -1,5 +1,6 @@
 //! The bytes of one accepted socket as they are on the wire, under TLS where there is some.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,14 +33,57 @@ impl Wire {
         self.ahead = bytes;
     }
 
-    /// The first byte that will be read; `None` at the end.
+    /// The first byte that will be read; `None` at the end. Cancel safe.
     pub(super) async fn first_byte(&mut self) -> io::Result<Option<u8>> {
         if self.ahead.is_empty() {
-            let mut some = Vec::with_capacity(PEEK);
-            tokio::io::AsyncReadExt::read_buf(self, &mut some).await?;
-            self.ahead = some.into();
+            self.look_further().await?;
         }
         Ok(self.ahead.first().copied())
+    }
+
+    /// Whether what will be read begins with `opening`; no more of it is waited for than that takes.
+    /// Cancel safe.
+    pub(super) async fn begins_with(&mut self, opening: &[u8]) -> io::Result<bool> {
+        loop {
+            let seen = self.ahead.len().min(opening.len());
+            if self.ahead[..seen] != opening[..seen] {
+                return Ok(false);
+            }
+            if seen == opening.len() {
+                return Ok(true);
+            }
+            if self.look_further().await? == 0 {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Whether something was read that was not yet given on.
+    pub(super) fn has_ahead(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+
+    /// Reads some more of the socket without giving it on; how much.
+    async fn look_further(&mut self) -> io::Result<usize> {
+        let mut more = vec![0; PEEK];
+        let mut buf = ReadBuf::new(&mut more);
+        poll_fn(|cx| self.poll_socket(cx, &mut buf)).await?;
+        let read = buf.filled().len();
+        more.truncate(read);
+        self.ahead =
+            if self.ahead.is_empty() { more.into() } else { [&self.ahead[..], &more].concat().into() };
+        Ok(read)
+    }
+
+    fn poll_socket(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.socket.poll_read_ready(cx))?;
+            match self.socket.try_read(buf) {
+                Ok(_) => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
     }
 
     /// Writes once the client takes bytes, and notes since when it has not.
@@ -72,14 +116,7 @@ impl AsyncRead for Wire {
             self.ahead.advance(n);
             return Poll::Ready(Ok(()));
         }
-        loop {
-            ready!(self.socket.poll_read_ready(cx))?;
-            match self.socket.try_read(buf) {
-                Ok(_) => return Poll::Ready(Ok(())),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
+        self.poll_socket(cx, buf)
     }
 }
 

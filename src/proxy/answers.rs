@@ -24,6 +24,7 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
     match code {
         Code::BadRequest => (StatusCode::BAD_REQUEST, "http_request_error", false),
         Code::RequestTimeout => (StatusCode::REQUEST_TIMEOUT, "connection_read_timeout", false),
+        Code::HeaderTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", false),
         Code::AppUnauthenticated if mode == Mode::BaseUrl => {
             (StatusCode::FORBIDDEN, "http_request_denied", false)
         }

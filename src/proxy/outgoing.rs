@@ -23,7 +23,7 @@ impl Outgoing {
     /// Everything that must not leave is gone from it.
     pub(super) fn new(head: Parts, route: &Route, apps: &Apps, compressed: Compressed) -> Self {
         let mut fields = head.headers;
-        headers::strip_request(&mut fields);
+        headers::strip_request(&mut fields, head.version);
         inject::strip_headers(&mut fields, &route.provider().keep);
         strip_tokens(&mut fields, apps);
         if compressed == Compressed::Decode && route.provider().scrub == Scrub::On {
@@ -72,7 +72,7 @@ impl Outgoing {
 /// A request for a host that is no provider's: as it is, less what is hop-by-hop or lessor's own.
 pub(super) fn for_other_host(head: Parts, target: Uri, apps: &Apps) -> Request<()> {
     let mut fields = head.headers;
-    headers::strip_request(&mut fields);
+    headers::strip_request(&mut fields, head.version);
     inject::strip_own(&mut fields);
     strip_tokens(&mut fields, apps);
     request(head.method, target, fields)
@@ -89,7 +89,7 @@ fn strip_tokens(fields: &mut HeaderMap, apps: &Apps) {
 
 /// Trailers as they leave: nothing that could not be a header of the request.
 pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
-    headers::strip_request(trailers);
+    headers::strip_hop_by_hop(trailers);
     inject::strip_headers(trailers, &[]);
 }
 

@@ -170,6 +170,11 @@ impl Routes {
             return self.inside(head, inside, caller);
         }
         if head.method == Method::CONNECT {
+            if head.version == Version::HTTP_2 {
+                let why =
+                    "CONNECT is for HTTP/1.1 connections to this listener; what is inside may be HTTP/2";
+                return Err(Fault::new(Code::MethodDenied, why));
+            }
             return self.connect(head, caller);
         }
         refuse_method_and_upgrade(head)?;
@@ -180,14 +185,26 @@ impl Routes {
     }
 
     /// The mode of a request whose plan could not be made: decides how an error looks.
-    pub fn mode_of(head: &Parts) -> Mode {
+    pub fn mode_of(&self, head: &Parts, local: Option<SocketAddr>) -> Mode {
         if head.method == Method::CONNECT || head.extensions.get::<Arc<Inside>>().is_some() {
-            Mode::Connect
-        } else if head.uri.authority().is_some() {
-            Mode::Forward
-        } else {
-            Mode::BaseUrl
+            return Mode::Connect;
         }
+        match head.uri.authority() {
+            Some(authority) if !self.is_own(head, authority, local) => Mode::Forward,
+            _ => Mode::BaseUrl,
+        }
+    }
+
+    /// Whether a target with an authority is the sidecar itself: an app with both a base URL and a proxy sends
+    /// that, and HTTP/2 has no other form. There the port may be another, since something may stand between:
+    /// the sidecar's names, and whoever came by a Unix socket, say enough.
+    fn is_own(&self, head: &Parts, authority: &Authority, local: Option<SocketAddr>) -> bool {
+        let host = host_key(authority.host());
+        let own_port = self.own_ports.contains(&authority.port_u16().unwrap_or(80));
+        let named = || local.is_none() || self.config.listen.hosts.contains(&host);
+        head.uri.scheme_str().unwrap_or("http") == "http"
+            && self.is_own_name(&host, local)
+            && (own_port || (head.version == Version::HTTP_2 && named()))
     }
 
     /// The provider whose errors' shape fits a request, where one can be told.
@@ -239,15 +256,17 @@ impl Routes {
         caller: &mut Option<AppName>,
     ) -> Result<Plan, Fault> {
         refuse_userinfo(authority)?;
-        host_of(head)?;
+        let named = host_of(head)?;
+        if head.version == Version::HTTP_2 && !named.eq_ignore_ascii_case(authority.as_str()) {
+            return Err(Fault::new(Code::BadRequest, "Host and :authority contradict each other"));
+        }
         let host = host_key(authority.host());
         let scheme = head.uri.scheme_str().unwrap_or("http");
         if !matches!(scheme, "http" | "https") {
             return Err(Fault::new(Code::BadRequest, "only http:// and https:// targets are known"));
         }
         refuse_bad_port(authority)?;
-        let own_port = authority.port_u16().unwrap_or(80);
-        if self.own_ports.contains(&own_port) && self.is_own_name(&host, local) && scheme == "http" {
+        if self.is_own(head, authority, local) {
             return self.base_url(head, local, authority.as_str(), caller);
         }
         let path = head.uri.path();
@@ -484,14 +503,18 @@ fn build_target(
     Uri::from_parts(parts).map_err(|_| malformed())
 }
 
-/// The one `Host` of a request (RFC 9112, section 3.2: none or two are 400).
+/// The one `Host` of a request (RFC 9112, section 3.2: none or two are 400); with HTTP/2 `:authority` will do
+/// (RFC 9113, section 8.3.1).
 fn host_of(head: &Parts) -> Result<&str, Fault> {
     let mut all = head.headers.get_all(HOST).iter();
     match (all.next(), all.next()) {
         (Some(host), None) => {
             host.to_str().map_err(|_| Fault::new(Code::BadRequest, "the Host header is not readable"))
         }
-        (None, _) => Err(Fault::new(Code::BadRequest, "a Host header is needed")),
+        (None, _) => match head.uri.authority().filter(|_| head.version == Version::HTTP_2) {
+            Some(authority) => Ok(authority.as_str()),
+            None => Err(Fault::new(Code::BadRequest, "a Host header is needed")),
+        },
         _ => Err(Fault::new(Code::BadRequest, "two Host headers contradict each other")),
     }
 }
@@ -527,9 +550,6 @@ fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
         });
     if asks_upgrade {
         return Err(Fault::new(Code::UpgradeUnsupported, "upgrades (WebSocket, h2c) are not supported yet"));
-    }
-    if head.version > Version::HTTP_11 {
-        return Err(Fault::new(Code::BadRequest, "this listener speaks HTTP/1.1"));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use super::gate::host_is_ours;
 use super::*;
 use crate::config::{
-    ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
+    Alpn, ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
     RetryConfig, StoreConfig, StoreUrl, Strategy, Timeouts,
 };
 use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
@@ -64,8 +64,8 @@ pub(in crate::control) fn config() -> Config {
         },
         shutdown_grace: second,
         strategy: Strategy::Weighted,
-        proxy: ProxyConfig { tunnel_other_hosts: true, deny_nets: Vec::new() },
-        limits: Limits { max_connections: 64, max_header_bytes: 1 << 16, max_headers: 100 },
+        proxy: ProxyConfig { tunnel_other_hosts: true, deny_nets: Vec::new(), alpn: vec![Alpn::Http1] },
+        limits: Limits { max_connections: 64, max_header_bytes: 1 << 16, max_headers: 100, max_streams: 200 },
         admin_token: None,
         providers: BTreeMap::from([provider("openai", "https://api.openai.com", Some("/v1/models"))]),
         hosts: HashMap::new(),

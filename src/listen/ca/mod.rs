@@ -19,7 +19,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
-use crate::config::CaFiles;
+use crate::config::{Alpn, CaFiles};
 
 pub mod files;
 mod mint;
@@ -109,6 +109,13 @@ impl Authority {
         Self::with(operator, Terms::default(), Arc::new(SystemTime::now))
     }
 
+    /// Offers these protocols inside a tunnel, the preferred first, in place of HTTP/1.1 alone.
+    #[must_use]
+    pub fn offering(mut self, alpn: &[Alpn]) -> Self {
+        self.alpn = alpn.iter().map(|alpn| alpn.as_str().into()).collect();
+        self
+    }
+
     /// The same with other terms, by another clock.
     pub fn with(operator: Option<&CaFiles>, terms: Terms, clock: Clock) -> Result<Self, CaError> {
         let signer = match operator {
@@ -125,7 +132,7 @@ impl Authority {
             terms,
             clock,
             crypto: Arc::new(rustls::crypto::aws_lc_rs::default_provider()),
-            alpn: vec![b"http/1.1".to_vec()],
+            alpn: vec![Alpn::Http1.as_str().into()],
             state: Mutex::new(state),
             turned: Notify::new(),
         })
