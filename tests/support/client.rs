@@ -92,10 +92,10 @@ pub fn patterned(len: u64) -> Body {
 /// A request as a client means it.
 #[derive(Debug)]
 pub struct Request {
-    method: String,
-    target: String,
-    headers: Vec<(String, String)>,
-    body: Body,
+    pub(super) method: String,
+    pub(super) target: String,
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) body: Body,
 }
 
 impl Request {
@@ -167,22 +167,32 @@ fn text_of<'a>(headers: &'a http::HeaderMap, name: &str) -> &'a str {
     headers.get(name).map_or("", |value| value.to_str().unwrap())
 }
 
-/// An answer whose body is still coming. Dropping it closes the connection at once.
+/// An answer whose body is still coming. Dropping it closes the connection at once, or resets the stream
+/// where the connection is shared.
 #[derive(Debug)]
 pub struct Stream {
     pub status: u16,
     pub headers: http::HeaderMap,
     body: hyper::body::Incoming,
-    connection: JoinHandle<()>,
+    /// The connection, where this answer is all that it is for.
+    connection: Option<JoinHandle<()>>,
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.connection.abort();
+        if let Some(connection) = &self.connection {
+            connection.abort();
+        }
     }
 }
 
 impl Stream {
+    /// An answer on a connection that others use, too.
+    pub(super) fn shared(answer: http::Response<hyper::body::Incoming>) -> Self {
+        let (head, body) = answer.into_parts();
+        Self { status: head.status.as_u16(), headers: head.headers, body, connection: None }
+    }
+
     /// A header's value as text, empty when it is missing.
     pub fn header(&self, name: &str) -> &str {
         text_of(&self.headers, name)
@@ -279,7 +289,8 @@ where
     }
     let answer = sender.send_request(built.body(request.body).unwrap()).await?;
     let (head, body) = answer.into_parts();
-    Ok(Stream { status: head.status.as_u16(), headers: head.headers, body, connection: connection.keep() })
+    let connection = Some(connection.keep());
+    Ok(Stream { status: head.status.as_u16(), headers: head.headers, body, connection })
 }
 
 /// Closes the connection when a sender is dropped before the head came.

@@ -8,6 +8,7 @@
 pub mod client;
 pub mod fault;
 pub mod fleet;
+pub mod h2;
 pub mod lessor;
 pub mod oracle;
 pub mod plays;
