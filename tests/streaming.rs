@@ -742,3 +742,22 @@ async fn a_queued_upload_of_tiny_chunks_takes_little_memory() {
     let grown = lessor.peak_kib().saturating_sub(before);
     assert!(grown < 40 * 1024, "resident memory grew by {grown} KiB for {CHUNKS} bytes");
 }
+
+#[tokio::test]
+async fn an_early_answer_reaches_the_client_each_time_also_where_a_reset_follows_at_once() {
+    for tls in [false, true] {
+        let refused = Play::json(413, &serde_json::json!({"error": {"message": "too large"}}));
+        let builder = if tls { Provider::builder() } else { Provider::builder().plain() };
+        // Closed with bytes unread, a socket resets its peer.
+        let early = move |_: &support::Seen| Some(Play::new().read_at_least(1 << 20).then(refused.clone()));
+        let provider = builder.before_body(early).start(openai).await;
+        let lessor = start(&provider).await;
+        for n in 0..30 {
+            let upload = Request::new("POST", "/openai/v1/files").body(patterned(64 << 20));
+            let answer = lessor.ask(upload).await;
+            let said = (answer.status, answer.json()["error"]["message"].clone());
+            assert_eq!(said, (413, "too large".into()), "the {n}th, tls: {tls}");
+        }
+        lessor.is_free_within_a_second("a").await;
+    }
+}

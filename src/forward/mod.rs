@@ -17,6 +17,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
+use tower::util::MapResponse;
 use tower_service::Service as _;
 
 use crate::config::{Provider, Timeouts};
@@ -25,11 +26,13 @@ use crate::model::ProviderName;
 pub mod dial;
 pub mod headers;
 pub mod held;
+mod last_word;
 pub mod replay;
 pub mod tls;
 pub mod tunnel;
 
 use dial::{Bounded, BoxError, ConnectTimeout, Denied, Dialer, NotAllowed, Reach, caused_by};
+use last_word::LastWord;
 use replay::{Quiet, Replay, ReplayBody};
 
 /// How long an idle connection to a provider is kept: below what providers' balancers keep, since a
@@ -113,12 +116,15 @@ impl SendError {
     }
 }
 
-type Https = Bounded<HttpsConnector<Dialer>>;
+/// Dials, and hears what is answered out.
+type Hearing = MapResponse<Dialer, fn(TokioIo<TcpStream>) -> LastWord<TokioIo<TcpStream>>>;
+
+type Https = Bounded<HttpsConnector<Hearing>>;
 
 /// Clients, one a provider, and one for all other hosts.
 pub struct Upstreams {
     providers: HashMap<ProviderName, Client<Https, ReplayBody>>,
-    others: Client<Bounded<Dialer>, ReplayBody>,
+    others: Client<Bounded<Hearing>, ReplayBody>,
     tunnels: Dialer,
     timeouts: Timeouts,
 }
@@ -144,11 +150,11 @@ impl Upstreams {
                 .with_tls_config(tls)
                 .https_or_http()
                 .enable_http1()
-                .wrap_connector(Dialer::new(Reach::Configured, timeouts.connect));
+                .wrap_connector(hearing(Dialer::new(Reach::Configured, timeouts.connect)));
             clients.insert(provider.name.clone(), builder().build(Bounded::new(https, timeouts.connect)));
         }
         let tunnels = Dialer::new(Reach::Named(Arc::new(denied)), timeouts.connect);
-        let others = builder().build(Bounded::new(tunnels.clone(), timeouts.connect));
+        let others = builder().build(Bounded::new(hearing(tunnels.clone()), timeouts.connect));
         Ok(Self { providers: clients, others, tunnels, timeouts })
     }
 
@@ -241,6 +247,10 @@ impl Upstreams {
             Err(_) => Err(SendError::ConnectTimeout { host: host.to_owned(), after }),
         }
     }
+}
+
+fn hearing(dialer: Dialer) -> Hearing {
+    MapResponse::new(dialer, LastWord::new)
 }
 
 fn builder() -> hyper_util::client::legacy::Builder {
