@@ -192,7 +192,8 @@ impl Rooms {
             return Err(faults::no_candidate(route, &model));
         }
         let until = tokio::time::Instant::now() + route.max_wait;
-        let expects = head.headers.contains_key(EXPECT);
+        // On HTTP/2 reading sends nothing, so nothing is waited with.
+        let expects = head.version < Version::HTTP_2 && head.headers.contains_key(EXPECT);
         let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
