@@ -46,7 +46,7 @@ impl Fleet {
     pub fn repair(&self) -> Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync> {
         let this = self.clone();
         Arc::new(move |provider| match this.ring.of(provider.as_str()) {
-            Some(keys) => this.settings(keys, SyncMode::Repair),
+            Some(keys) => this.settings(&keys, SyncMode::Repair),
             None => SyncKeys {
                 provider: provider.clone(),
                 owner: this.owner.clone(),
@@ -77,7 +77,7 @@ impl Fleet {
         let salt = bounded(self.store.salt(Some(self.ring.salt()))).await?;
         self.ring.salt_with(&salt);
         for keys in self.ring.all() {
-            let found = bounded(self.store.sync_keys(self.settings(keys, mode))).await?;
+            let found = bounded(self.store.sync_keys(self.settings(&keys, mode))).await?;
             say(&keys.provider.name, &found);
             for key in keys.keys.iter().filter(|key| key.config.disabled) {
                 let (provider, id) = (keys.provider.name.clone(), key.config.id.clone());
@@ -145,7 +145,7 @@ impl Fleet {
     }
 
     fn providers(&self) -> impl Iterator<Item = ProviderName> {
-        self.ring.all().map(|keys| keys.provider.name.clone())
+        self.ring.all().into_iter().map(|keys| keys.provider.name.clone())
     }
 
     /// Keys that a person switched on or off at another sidecar are so here too.
@@ -165,7 +165,7 @@ impl Fleet {
         for keys in self.ring.all() {
             let provider = &keys.provider.name;
             // A store that fails has its own log line and metric, by whoever needs it for a request.
-            let _ = bounded(self.store.sync_keys(self.settings(keys, SyncMode::Repair))).await;
+            let _ = bounded(self.store.sync_keys(self.settings(&keys, SyncMode::Repair))).await;
             if let Ok(repaired @ 1..) = bounded(self.store.reconcile(provider.clone())).await {
                 self.metrics.reconciled(repaired);
                 tracing::warn!(%provider, repaired, "the store held what cannot be; it was repaired");

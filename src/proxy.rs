@@ -30,14 +30,15 @@ use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Code, Fault, Outcome, Scope, Site};
-use crate::route::ring::{Fitting, ModelKnown};
+use crate::model::{Class, Code, Fault, KeyId, Outcome, Scope, Site};
+use crate::route::ring::{ModelKnown, Ring, Wish};
 use crate::route::scan::{ModelScan, Scan};
 use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
 
 mod answers;
 mod body;
 mod checks;
+mod choice;
 mod faults;
 mod mask;
 mod outgoing;
@@ -49,6 +50,7 @@ pub use checks::{CheckOutcome, Checks};
 pub use mask::Masks;
 
 use body::{InUse, Ticket};
+use choice::Choice;
 use outgoing::Outgoing;
 use reply::Reply;
 use trace::Trace;
@@ -64,6 +66,8 @@ pub struct Rooms {
     pub config: Arc<Config>,
     /// Whose request, and where to.
     pub routes: Routes,
+    /// The keys.
+    pub ring: Arc<Ring>,
     /// Slots.
     pub leases: Leases,
     /// The way out.
@@ -187,9 +191,10 @@ impl Rooms {
             Some(model) => model,
             None => read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?,
         };
-        let mut fitting = route.keys.fitting(&route.pool, &model, route.pinned.as_ref());
-        if fitting.is_empty() {
-            return Err(faults::no_candidate(route, &model));
+        let wish = Wish::new(route.pool.clone(), model, route.pinned.clone());
+        let mut choice = Choice::new(&self.ring, route.keys.clone(), wish);
+        if choice.is_empty() {
+            return Err(faults::no_candidate(route, &choice.wish().model));
         }
         let until = tokio::time::Instant::now() + route.max_wait;
         // On HTTP/2 reading sends nothing, so nothing is waited with.
@@ -197,18 +202,17 @@ impl Rooms {
         let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
-            let want = (&fitting, &model, until);
-            let mut in_use = match self.acquire(route, want, &body, expects).await {
-                Ok(lease) => InUse::new(lease, route.keys.clone()),
+            let mut in_use = match self.acquire(route, (&choice, until), &body, expects).await {
+                Ok(lease) => InUse::new(lease, choice.keys()),
                 // What the provider said tells more than that no other key could be had.
                 Err(fault) => return kept.map_or(Err(fault), |reply| Ok(Served::Proxied(reply, None))),
             };
             trace.leased(&in_use.lease);
             let last = trace.attempts() >= retry.max_attempts;
-            let answer = match self.send(&outgoing, route, &in_use.lease, &body, trace).await? {
+            let answer = match self.send(&outgoing, route, &in_use, &body, trace).await? {
                 Ok(answer) => answer,
                 Err(error) => {
-                    in_use.report(Outcome::plain(Class::Network, None), &model);
+                    in_use.report(Outcome::plain(Class::Network, None), &choice.wish().model);
                     if !last && error.may_repeat(outgoing.method()) && body.is_whole() {
                         continue;
                     }
@@ -217,15 +221,15 @@ impl Rooms {
                 }
             };
             let mut reply = Box::new(Reply::read(route.provider(), answer).await);
-            let mask = self.masks.of(&route.keys.provider, in_use.lease.key());
+            let mask = in_use.key().and_then(|key| self.masks.of(route.provider(), key));
             reply.sign(&in_use, mask, self.config.listen.response_headers);
             let outcome = reply.outcome().clone();
-            in_use.report(outcome.clone(), &model);
+            in_use.report(outcome.clone(), &choice.wish().model);
             self.note(&in_use, &outcome);
             if outcome.class.blames_key() {
-                leave_out(&mut fitting, route, &in_use, &outcome);
+                leave_out(&mut choice, &in_use, &outcome);
             }
-            if last || fitting.is_empty() || !goes_on(outgoing.method(), outcome.class) {
+            if last || choice.is_empty() || !goes_on(outgoing.method(), outcome.class) {
                 return Ok(Served::Proxied(reply, Some(in_use)));
             }
             drop(in_use);
@@ -248,18 +252,18 @@ impl Rooms {
     async fn acquire(
         &self,
         route: &Route,
-        (fitting, model, until): (&Fitting, &ModelKnown, tokio::time::Instant),
+        (choice, until): (&Choice<'_>, tokio::time::Instant),
         body: &Replay,
         expects: bool,
     ) -> Result<Lease, Fault> {
-        let rank = || route.keys.rank(fitting);
-        let confirm = |key: &crate::model::KeyId| route.keys.confirm(key);
+        let rank = || choice.rank();
+        let confirm = |key: &KeyId, fingerprint| choice.confirm(key, fingerprint);
         let mut acquiring = pin!(self.leases.acquire(Want {
             provider: &route.provider().name,
             app: &route.app,
             pool: &route.pool,
-            model: model.name(),
-            fitting: fitting.ids.clone(),
+            model: choice.wish().model.name(),
+            fitting: choice.ids(),
             rank: &rank,
             confirm: &confirm,
             until,
@@ -282,15 +286,15 @@ impl Rooms {
         &self,
         outgoing: &Outgoing,
         route: &Route,
-        lease: &Lease,
+        in_use: &InUse,
         body: &Replay,
         trace: &mut Trace,
     ) -> Result<Result<Response<Incoming>, SendError>, Fault> {
-        let request = outgoing.with_key(route, lease.key())?;
+        let request = outgoing.with_key(route, in_use.key())?;
         let begun = Instant::now();
         let sent = tokio::select! {
             biased;
-            lost = lease.lost() => Err(faults::of_lost(lost)),
+            lost = in_use.lease.lost() => Err(faults::of_lost(lost)),
             sent = self.upstreams.send(&route.provider().name, request, body) => Ok(sent),
         };
         trace.was_away(begun.elapsed());
@@ -368,13 +372,10 @@ fn goes_on(method: &Method, class: Class) -> bool {
 
 /// Takes out what this answer rules out for this request: the key, and its group where the limit is the
 /// group's.
-fn leave_out(fitting: &mut Fitting, route: &Route, in_use: &InUse, outcome: &Outcome) {
-    let key = in_use.lease.key();
-    let group = route.keys.key(key).and_then(|key| key.config.group.clone());
+fn leave_out(choice: &mut Choice<'_>, in_use: &InUse, outcome: &Outcome) {
     let whole_group = matches!(outcome.scope, Scope::Group | Scope::GroupModel);
-    fitting.without(&route.keys, |other| {
-        other.config.id == *key || (whole_group && group.is_some() && other.config.group == group)
-    });
+    let group = in_use.key().and_then(|key| key.config.group.clone()).filter(|_| whole_group);
+    choice.rule_out(in_use.lease.key().clone(), group);
 }
 
 /// Reads as much of the body as the model needs; what was read is kept for sending.

@@ -155,6 +155,7 @@ impl Running {
         let walk = Proxy::new(Rooms {
             config: config.clone(),
             routes: Routes::new(config.clone(), ring.clone(), &tcp_of(&proxy)),
+            ring: ring.clone(),
             leases: leases.clone(),
             upstreams,
             checks: checks.clone(),

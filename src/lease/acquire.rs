@@ -12,7 +12,7 @@ use super::held::{Hold, Lease};
 use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
 use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
 use super::{Inner, Leases, STORE_DOWN, Station, lock};
-use crate::model::{AppName, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName};
+use crate::model::{AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName};
 use crate::store::{Acquire, Acquired, Candidate, Grant, Reason, Refusal, StoreError};
 
 /// How many candidates go to the store first; the rest only if those could not be had.
@@ -43,7 +43,7 @@ pub struct Want<'a> {
     pub rank: &'a (dyn Fn() -> Vec<Candidate> + Send + Sync),
     /// The process's own view, asked after the store's yes and before use: false gives the slot back, and
     /// the next candidate is tried.
-    pub confirm: &'a (dyn Fn(&KeyId) -> bool + Send + Sync),
+    pub confirm: &'a (dyn Fn(&KeyId, Fingerprint) -> bool + Send + Sync),
     /// The end of the wait.
     pub until: Instant,
 }
@@ -244,19 +244,25 @@ impl<'a> Walk<'a> {
 
     /// Asks the store for the candidates that are not barred, the best few first.
     async fn attempt(&mut self, barred: &[KeyId]) -> Result<Tried, AcquireError> {
-        let mut passed_over: Vec<KeyId> = Vec::new();
+        let mut passed_over: Vec<(KeyId, Fingerprint)> = Vec::new();
         'ranked: loop {
             let mut ranked = (self.want.rank)();
             ranked.retain(|candidate| {
-                !barred.contains(&candidate.key) && !passed_over.contains(&candidate.key)
+                // A key that was given another secret meanwhile is as another key.
+                let passed = |(key, old): &(KeyId, Fingerprint)| {
+                    *key == candidate.key && *old == candidate.fingerprint
+                };
+                !barred.contains(&candidate.key) && !passed_over.iter().any(passed)
             });
             let mut refusal = Refusal::default();
             let (best, rest) = ranked.split_at(ranked.len().min(FIRST_CANDIDATES));
             for asked in [best, rest].into_iter().filter(|asked| !asked.is_empty()) {
                 match self.ask(asked).await? {
-                    Tried::Got(lease) if (self.want.confirm)(lease.key()) => return Ok(Tried::Got(lease)),
+                    Tried::Got(lease) if (self.want.confirm)(lease.key(), lease.fingerprint()) => {
+                        return Ok(Tried::Got(lease));
+                    }
                     Tried::Got(lease) => {
-                        passed_over.push(lease.key().clone());
+                        passed_over.push((lease.key().clone(), lease.fingerprint()));
                         continue 'ranked; // the lease is dropped here, and so released
                     }
                     Tried::Refused(more) => merge(&mut refusal, more),
@@ -265,7 +271,7 @@ impl<'a> Walk<'a> {
             if self.repair(&refusal).await? {
                 continue;
             }
-            let disabled = |key| (key, Reason::Unusable(KeyStatus::Disabled));
+            let disabled = |(key, _)| (key, Reason::Unusable(KeyStatus::Disabled));
             refusal.reasons.extend(passed_over.into_iter().map(disabled));
             return Ok(Tried::Refused(refusal));
         }

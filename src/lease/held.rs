@@ -268,6 +268,11 @@ impl Lease {
         &self.hold.key
     }
 
+    /// The fingerprint of the secret that it was granted for.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.hold.fingerprint
+    }
+
     /// The pool the key was found in.
     pub fn pool(&self) -> &PoolName {
         &self.hold.pool

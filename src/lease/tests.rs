@@ -25,7 +25,7 @@ struct Bench {
     leases: Leases,
     metrics: Metrics,
     /// What the process's own view says of each key.
-    confirms: Arc<dyn Fn(&KeyId) -> bool + Send + Sync>,
+    confirms: Arc<dyn Fn(&KeyId, Fingerprint) -> bool + Send + Sync>,
 }
 
 type Wish = Result<Lease, AcquireError>;
@@ -43,7 +43,7 @@ impl Bench {
         let metrics = Metrics::new();
         let owner = OwnerId::fresh();
         let leases = Leases::new(Arc::new(store.clone()), lease, queue, owner, metrics.clone());
-        Self { store, leases, metrics, confirms: Arc::new(|_| true) }
+        Self { store, leases, metrics, confirms: Arc::new(|_, _| true) }
     }
 
     async fn ask(&self, keys: &[&str], model: Option<&str>, wait: Duration) -> Wish {
@@ -408,7 +408,7 @@ async fn missing_settings_are_repaired_once() {
 #[tokio::test(start_paused = true)]
 async fn a_key_the_process_does_not_confirm_is_given_back_and_the_next_is_tried() {
     let mut bench = Bench::new(&[("k1", 1), ("k2", 1)]);
-    bench.confirms = Arc::new(|key| key.as_str() != "k1");
+    bench.confirms = Arc::new(|key, _| key.as_str() != "k1");
     let lease = bench.get(&["k1", "k2"]).await;
     assert_eq!(lease.key(), &key_id("k2"));
     assert_eq!(bench.store.live(), 1);

@@ -12,7 +12,7 @@ use http_body_util::Full;
 use crate::forward::held::{Broken, Ending, Guard, Held};
 use crate::lease::Lease;
 use crate::model::{KeyId, Outcome, ProviderName};
-use crate::route::ring::{ModelKnown, ProviderKeys};
+use crate::route::ring::{ModelKnown, ProviderKeys, RingKey};
 use crate::scrub::Filter;
 
 use super::mask::Mask;
@@ -76,14 +76,19 @@ impl InUse {
         Self { lease, keys, key }
     }
 
+    /// The key, as it is configured for this use.
+    pub(super) fn key(&self) -> Option<&RingKey> {
+        self.keys.key(&self.key)
+    }
+
     pub(super) fn provider(&self) -> &ProviderName {
         &self.keys.provider.name
     }
 
     /// Says what the answer said; the store hears it before the slot comes back.
     pub(super) fn report(&mut self, outcome: Outcome, model: &ModelKnown) {
-        let group = self.keys.key(&self.key).and_then(|key| key.config.group.as_ref());
-        self.lease.report(outcome, model.name(), group);
+        let group = self.key().and_then(|key| key.config.group.clone());
+        self.lease.report(outcome, model.name(), group.as_ref());
     }
 }
 

@@ -81,11 +81,15 @@ impl Checks {
 
     /// Asks the provider and applies what it says: good, bad, or nothing learned.
     pub async fn run(&self, provider: &ProviderName, key: &KeyId) -> CheckOutcome {
-        let found = match self.0.ring.of(provider.as_str()).and_then(|keys| Some((keys, keys.key(key)?))) {
-            Some((keys, key)) => self.ask(keys, key).await,
+        let keys = self.0.ring.of(provider.as_str());
+        let found = match keys.as_ref().and_then(|keys| Some((keys, keys.key(key)?))) {
+            Some((keys, known)) => {
+                let found = self.ask(keys, known).await;
+                self.apply(provider, known, &found).await;
+                found
+            }
             None => nothing(format!("provider `{provider}` has no key `{key}` here")),
         };
-        self.apply(provider, key, &found).await;
         found
     }
 
@@ -123,8 +127,9 @@ impl Checks {
         }
     }
 
-    async fn apply(&self, provider: &ProviderName, key: &KeyId, found: &CheckOutcome) {
-        let Some(known) = self.0.ring.of(provider.as_str()).and_then(|keys| keys.key(key)) else { return };
+    /// `known` is the key that was asked with, whatever is configured by now.
+    async fn apply(&self, provider: &ProviderName, known: &RingKey, found: &CheckOutcome) {
+        let key = &known.config.id;
         let change = match found.class {
             Class::Success => StatusChange::CheckedGood(known.fingerprint()),
             Class::Invalid => StatusChange::CheckedBad(known.fingerprint()),

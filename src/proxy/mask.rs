@@ -1,7 +1,7 @@
 //! What an answer brings back of the key it was had with: masked in every place, by one mechanism.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
@@ -9,15 +9,16 @@ use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::ext::ReasonPhrase;
 
-use crate::config::{Compressed, Config, Place, Provider, Scrub};
+use crate::config::{Compressed, Config, KeyConfig, Place, Provider, Scrub};
 use crate::metrics::{Metrics, Scrubbed};
 use crate::model::{KeyId, ProviderName};
+use crate::route::ring::RingKey;
 use crate::scrub::{Filter, Needle, Packed, compression};
 
-/// What each key is masked by, made once.
+/// What each key is masked by, made once a secret.
 #[derive(Debug)]
 pub struct Masks {
-    needles: HashMap<ProviderName, HashMap<KeyId, Arc<Needle>>>,
+    needles: RwLock<HashMap<ProviderName, HashMap<KeyId, Arc<Needle>>>>,
     compressed: Compressed,
     metrics: Metrics,
 }
@@ -41,14 +42,32 @@ impl Masks {
                 needles.entry(key.provider.clone()).or_default().insert(key.id.clone(), needle);
             }
         }
-        Self { needles, compressed: config.compressed, metrics }
+        Self { needles: RwLock::new(needles), compressed: config.compressed, metrics }
     }
 
     /// None where the provider's answers are not scrubbed.
-    pub(super) fn of(&self, provider: &Arc<Provider>, key: &KeyId) -> Option<Mask> {
-        let needle = self.needles.get(&provider.name)?.get(key)?.clone();
+    pub(super) fn of(&self, provider: &Arc<Provider>, key: &RingKey) -> Option<Mask> {
+        if provider.scrub == Scrub::Off {
+            return None;
+        }
+        let needle = self.needle(&provider.name, &key.config);
         let (compressed, metrics) = (self.compressed, self.metrics.clone());
         Some(Mask { needle, provider: provider.clone(), compressed, metrics })
+    }
+
+    /// The needle of the very secret that was sent: another one than at the start where it was rotated.
+    fn needle(&self, provider: &ProviderName, key: &KeyConfig) -> Arc<Needle> {
+        let known = {
+            let needles = self.needles.read().unwrap_or_else(PoisonError::into_inner);
+            needles.get(provider).and_then(|keys| keys.get(&key.id)).cloned()
+        };
+        if let Some(known) = known.filter(|needle| needle.is_of(&key.secret)) {
+            return known;
+        }
+        let needle = Arc::new(Needle::new(&key.secret));
+        let mut needles = self.needles.write().unwrap_or_else(PoisonError::into_inner);
+        needles.entry(provider.clone()).or_default().insert(key.id.clone(), needle.clone());
+        needle
     }
 }
 

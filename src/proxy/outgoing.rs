@@ -6,9 +6,10 @@ use http::{HeaderMap, Method, Request, Uri, Version};
 use crate::config::{Compressed, Injection, Place, Scrub, catalogue};
 use crate::forward::headers;
 use crate::inject;
-use crate::model::{Code, Fault, KeyId};
+use crate::model::{Code, Fault};
 use crate::route::Route;
 use crate::route::apps::Apps;
+use crate::route::ring::RingKey;
 use crate::route::target::Pair;
 use crate::scrub;
 
@@ -38,11 +39,9 @@ impl Outgoing {
     }
 
     /// One sending, with this key.
-    pub(super) fn with_key(&self, route: &Route, key: &KeyId) -> Result<Request<()>, Fault> {
+    pub(super) fn with_key(&self, route: &Route, key: Option<&RingKey>) -> Result<Request<()>, Fault> {
         let provider = route.provider();
-        let key = route
-            .keys
-            .key(key)
+        let key = key
             .ok_or_else(|| Fault::new(Code::KeyUnavailable, "the leased key is no longer configured here"))?;
         let is_credential = |raw: &str| {
             let pair = Pair { raw };

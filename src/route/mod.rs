@@ -365,14 +365,11 @@ impl Routes {
 
     fn served(&self, name: &str) -> Result<Arc<ProviderKeys>, Fault> {
         if let Some(keys) = self.ring.of(name).filter(|keys| !keys.keys.is_empty()) {
-            return Ok(keys.clone());
+            return Ok(keys);
         }
-        let mut served: Vec<&str> = self
-            .ring
-            .all()
-            .filter(|keys| !keys.keys.is_empty())
-            .map(|keys| keys.provider.name.as_str())
-            .collect();
+        let keys = self.ring.all();
+        let with_keys = keys.iter().filter(|keys| !keys.keys.is_empty());
+        let mut served: Vec<&str> = with_keys.map(|keys| keys.provider.name.as_str()).collect();
         served.sort_unstable();
         let known = crate::config::catalogue::builtin().get(name);
         let hint = match known.and_then(|provider| provider.env.first()) {
@@ -388,7 +385,7 @@ impl Routes {
     fn provider_of(&self, host: &str) -> Result<Option<Arc<ProviderKeys>>, Fault> {
         let served = |name: &str| self.ring.of(name).filter(|keys| !keys.keys.is_empty());
         if let Some(name) = self.config.hosts.get(host) {
-            return Ok(served(name.as_str()).cloned());
+            return Ok(served(name.as_str()));
         }
         for (suffix, name) in &self.config.host_patterns {
             if host.ends_with(suffix.as_str()) && served(name.as_str()).is_some() {

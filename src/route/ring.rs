@@ -11,17 +11,23 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 
 use crate::config::{Config, KeyConfig, Provider, Strategy};
-use crate::model::{Candidate, Fingerprint, KeyId, KeySettings, ModelName, PoolName, ProviderName};
+use crate::model::{
+    Candidate, Fingerprint, GroupName, KeyId, KeySettings, ModelName, PoolName, ProviderName,
+};
 
 /// Idleness counts up to this; longer is not more idle (design, section 6).
 const IDLE_SATURATES: Duration = Duration::from_mins(5);
 
-/// All keys of all served providers.
+/// All keys of all served providers. What it holds may be replaced while it is in use: whoever has looked
+/// goes on with what was found.
 #[derive(Debug)]
 pub struct Ring {
-    providers: HashMap<ProviderName, Arc<ProviderKeys>>,
+    providers: ArcSwap<Providers>,
     salt: ArcSwap<Salt>,
+    born: Instant,
 }
+
+type Providers = HashMap<ProviderName, Arc<ProviderKeys>>;
 
 /// The salt of fingerprints; it prints as nothing, for it would let a reader test guesses of a secret.
 struct Salt([u8; 32]);
@@ -52,6 +58,12 @@ pub struct RingKey {
     pub config: KeyConfig,
     /// Its secret's fingerprint under the store's salt.
     fingerprint: ArcSwap<Fingerprint>,
+    state: Arc<KeyState>,
+}
+
+/// What this process has seen of a key. It outlives a change of the key's settings.
+#[derive(Debug, Default)]
+struct KeyState {
     off: AtomicBool,
     in_flight: AtomicU32,
     /// Ms since the ring's birth at which it was last lent, plus one; 0: never.
@@ -79,6 +91,39 @@ impl ModelKnown {
     }
 }
 
+/// What one request wants of a key.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// The pool asked for.
+    pub pool: PoolName,
+    /// Its model.
+    pub model: ModelKnown,
+    /// The very key asked for.
+    pub pinned: Option<KeyId>,
+    /// Keys with which it was refused.
+    refused: Vec<KeyId>,
+    /// Groups that were refused whole.
+    refused_groups: Vec<GroupName>,
+}
+
+impl Wish {
+    /// Nothing was refused yet.
+    pub fn new(pool: PoolName, model: ModelKnown, pinned: Option<KeyId>) -> Self {
+        Self { pool, model, pinned, refused: Vec::new(), refused_groups: Vec::new() }
+    }
+
+    /// Rules a key out, and the whole group where the limit is the group's.
+    pub fn rule_out(&mut self, key: KeyId, group: Option<GroupName>) {
+        self.refused.push(key);
+        self.refused_groups.extend(group);
+    }
+
+    fn rules_out(&self, key: &KeyConfig) -> bool {
+        self.refused.contains(&key.id)
+            || key.group.as_ref().is_some_and(|group| self.refused_groups.contains(group))
+    }
+}
+
 /// The keys that fit one request, in pool order.
 #[derive(Debug, Clone)]
 pub struct Fitting {
@@ -89,15 +134,14 @@ pub struct Fitting {
 }
 
 impl Fitting {
+    /// No key.
+    pub fn none() -> Self {
+        Self { members: Vec::new(), ids: Arc::new([]) }
+    }
+
     /// Whether no key fits.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
-    }
-
-    /// Without one key: it was refused in this request.
-    pub fn without(&mut self, keys: &ProviderKeys, gone: impl Fn(&RingKey) -> bool) {
-        self.members.retain(|(at, _)| !gone(&keys.keys[*at]));
-        self.ids = sorted_ids(keys, &self.members);
     }
 }
 
@@ -111,23 +155,35 @@ impl Ring {
     /// From the configuration, with fingerprints under a salt of its own until the store's is known.
     pub fn new(config: &Config) -> Self {
         let salt: [u8; 32] = rand::random();
+        let ring = Self {
+            providers: ArcSwap::default(),
+            salt: ArcSwap::from_pointee(Salt(salt)),
+            born: Instant::now(),
+        };
+        ring.replace(config);
+        ring
+    }
+
+    /// Takes another configuration. What was seen of a key that stays, stays known.
+    pub fn replace(&self, config: &Config) {
         let fallbacks: HashMap<PoolName, Vec<PoolName>> =
             config.pools.iter().map(|(name, to)| (name.clone(), to.clone())).collect();
+        let before = self.providers.load();
+        let salt = self.salt();
+        let key_of = |key: &KeyConfig| {
+            let known = before.get(&key.provider).and_then(|keys| keys.key(&key.id));
+            RingKey::new(key, &salt, known)
+        };
         let keys_of = |provider: &Arc<Provider>| ProviderKeys {
             provider: provider.clone(),
-            keys: config
-                .keys
-                .iter()
-                .filter(|key| key.provider == provider.name)
-                .map(|key| RingKey::new(key, &salt))
-                .collect(),
+            keys: config.keys.iter().filter(|key| key.provider == provider.name).map(key_of).collect(),
             fallbacks: fallbacks.clone(),
             strategy: config.strategy,
             turn: AtomicUsize::new(0),
-            born: Instant::now(),
+            born: self.born,
         };
         let keys = config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each))));
-        Self { providers: keys.collect(), salt: ArcSwap::from_pointee(Salt(salt)) }
+        self.providers.store(Arc::new(keys.collect()));
     }
 
     /// The salt in use.
@@ -140,32 +196,33 @@ impl Ring {
         if self.salt() == *salt {
             return;
         }
-        for key in self.providers.values().flat_map(|keys| &keys.keys) {
+        self.salt.store(Arc::new(Salt(*salt)));
+        for key in self.all().iter().flat_map(|keys| &keys.keys) {
             key.fingerprint.store(Arc::new(Fingerprint::of(&key.config.secret, salt)));
         }
-        self.salt.store(Arc::new(Salt(*salt)));
     }
 
     /// One provider's keys.
-    pub fn of(&self, provider: &str) -> Option<&Arc<ProviderKeys>> {
-        self.providers.get(provider)
+    pub fn of(&self, provider: &str) -> Option<Arc<ProviderKeys>> {
+        self.providers.load().get(provider).cloned()
     }
 
     /// All providers' keys.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<ProviderKeys>> {
-        self.providers.values()
+    pub fn all(&self) -> Vec<Arc<ProviderKeys>> {
+        self.providers.load().values().cloned().collect()
     }
 }
 
 impl RingKey {
-    fn new(config: &KeyConfig, salt: &[u8; 32]) -> Self {
-        Self {
-            fingerprint: ArcSwap::from_pointee(Fingerprint::of(&config.secret, salt)),
-            off: AtomicBool::new(config.disabled),
-            in_flight: AtomicU32::new(0),
-            last_lent: AtomicU64::new(0),
-            config: config.clone(),
+    /// `before` is what was known under its id.
+    fn new(config: &KeyConfig, salt: &[u8; 32], before: Option<&Self>) -> Self {
+        let state = before.map_or_else(Arc::default, |before| before.state.clone());
+        // What a person switched by hand stays so until the file says otherwise.
+        if before.is_none_or(|before| before.config.disabled != config.disabled) {
+            state.off.store(config.disabled, Ordering::Relaxed);
         }
+        let fingerprint = ArcSwap::from_pointee(Fingerprint::of(&config.secret, salt));
+        Self { fingerprint, state, config: config.clone() }
     }
 
     /// Its secret's fingerprint.
@@ -224,12 +281,14 @@ impl ProviderKeys {
         self.keys.iter().any(|key| chain.contains(&key.config.pool))
     }
 
-    /// The keys that fit, or the one that was asked for by id.
-    pub fn fitting(&self, pool: &PoolName, model: &ModelKnown, pinned: Option<&KeyId>) -> Fitting {
-        let chain = self.chain(pool);
+    /// The keys that fit.
+    pub fn fitting(&self, wish: &Wish) -> Fitting {
+        let chain = self.chain(&wish.pool);
         let mut members: Vec<(usize, usize)> = Vec::with_capacity(self.keys.len());
         for (at, key) in self.keys.iter().enumerate() {
-            let wanted = pinned.is_none_or(|id| *id == key.config.id) && key.serves(model);
+            let wanted = wish.pinned.as_ref().is_none_or(|id| *id == key.config.id)
+                && key.serves(&wish.model)
+                && !wish.rules_out(&key.config);
             if let Some(rank) = chain.iter().position(|pool| *pool == key.config.pool).filter(|_| wanted) {
                 members.push((at, rank));
             }
@@ -259,7 +318,7 @@ impl ProviderKeys {
     /// Lower is better.
     fn cost(&self, at: usize, turn: usize, now: u64) -> f64 {
         let key = &self.keys[at];
-        let load = f64::from(key.in_flight.load(Ordering::Relaxed))
+        let load = f64::from(key.state.in_flight.load(Ordering::Relaxed))
             / f64::from(key.config.max_concurrent_uses.max(1));
         match self.strategy {
             Strategy::FillFirst => 0.0,
@@ -270,7 +329,7 @@ impl ProviderKeys {
                 f64::from(u32::try_from((at + count - turn % count) % count).unwrap_or(u32::MAX))
             }
             Strategy::Weighted => {
-                let idle = match key.last_lent.load(Ordering::Relaxed) {
+                let idle = match key.state.last_lent.load(Ordering::Relaxed) {
                     0 => 1.0,
                     lent => {
                         let idle = Duration::from_millis(now.saturating_sub(lent)).min(IDLE_SATURATES);
@@ -287,7 +346,7 @@ impl ProviderKeys {
     }
 
     fn usable(&self, at: usize) -> bool {
-        !self.keys[at].off.load(Ordering::Relaxed)
+        !self.keys[at].state.off.load(Ordering::Relaxed)
     }
 
     fn candidate(&self, at: usize) -> Candidate {
@@ -305,30 +364,32 @@ impl ProviderKeys {
         self.keys.iter().find(|key| key.config.id == *id)
     }
 
-    /// Whether a key that the store just lent may be used: not switched off here meanwhile.
-    pub fn confirm(&self, id: &KeyId) -> bool {
-        self.key(id).is_some_and(|key| !key.off.load(Ordering::Relaxed))
+    /// Whether a key that the store just lent, with the secret of this fingerprint, may be used: not switched
+    /// off, removed or given another secret here meanwhile.
+    pub fn confirm(&self, id: &KeyId, fingerprint: Fingerprint) -> bool {
+        self.key(id)
+            .is_some_and(|key| !key.state.off.load(Ordering::Relaxed) && key.fingerprint() == fingerprint)
     }
 
     /// A person switched the key on or off.
     pub fn switch(&self, id: &KeyId, on: bool) {
         if let Some(key) = self.key(id) {
-            key.off.store(!on, Ordering::Relaxed);
+            key.state.off.store(!on, Ordering::Relaxed);
         }
     }
 
     /// A use of the key begins.
     pub fn lent(&self, id: &KeyId) {
         if let Some(key) = self.key(id) {
-            key.in_flight.fetch_add(1, Ordering::Relaxed);
-            key.last_lent.store(self.now(), Ordering::Relaxed);
+            key.state.in_flight.fetch_add(1, Ordering::Relaxed);
+            key.state.last_lent.store(self.now(), Ordering::Relaxed);
         }
     }
 
     /// A use of the key has ended.
     pub fn returned(&self, id: &KeyId) {
         if let Some(key) = self.key(id) {
-            key.in_flight.fetch_sub(1, Ordering::Relaxed);
+            key.state.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -73,6 +73,11 @@ impl Needle {
         Self { forms, secret: secret.clone(), longest, stride, first, holds, parts }
     }
 
+    /// Whether it looks for this secret.
+    pub fn is_of(&self, secret: &Secret) -> bool {
+        self.secret.expose() == secret.expose()
+    }
+
     /// Whether the secret is too short to be looked for in a body.
     pub fn is_short(&self) -> bool {
         self.secret.expose().len() < super::LEAST
