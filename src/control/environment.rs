@@ -26,10 +26,12 @@ pub const PLACEHOLDER: &str = "lessor-placeholder";
 /// The shortest value that is searched for in other variables: shorter ones are words, not keys.
 pub const SHORTEST_SECRET: usize = 16;
 
-/// Variables that replace a client's trust, and so need the bundle.
-const REPLACE_TRUST: [&str; 4] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"];
-/// Variables that add to it, and so need lessor's own CA alone.
-const ADD_TRUST: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
+/// Variables that name what a client trusts. Node's adds to the roots that it brings along; the bundle stands
+/// there too, for a company's CA that was named in it, or a root above an operator's CA, must not be lost.
+const TRUST: [&str; 5] =
+    ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"];
+/// The variable that names wget's settings.
+const WGET: &str = "SYSTEM_WGETRC";
 
 /// What a sidecar serves, as far as a child is concerned: names only, never a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,13 +74,17 @@ pub struct Trust {
     pub bundle: PathBuf,
     /// The same as a Java trust store. Nothing makes one yet.
     pub java: Option<PathBuf>,
+    /// Settings of wget with the bundle in them.
+    #[serde(default)]
+    pub wgetrc: Option<PathBuf>,
 }
 
 impl Trust {
     /// The files beside an admin socket, where they are.
     pub fn beside(socket: &Path) -> Option<Self> {
         let (ca, bundle) = (socket.with_extension("ca.pem"), socket.with_extension("ca-bundle.pem"));
-        (ca.is_file() && bundle.is_file()).then_some(Self { ca, bundle, java: None })
+        let wgetrc = Some(socket.with_extension("wgetrc")).filter(|wgetrc| wgetrc.is_file());
+        (ca.is_file() && bundle.is_file()).then_some(Self { ca, bundle, java: None, wgetrc })
     }
 }
 
@@ -309,9 +315,10 @@ impl<'a> Plan<'a> {
     fn trust(&mut self, trust: Option<&Trust>) {
         // Where https goes elsewhere, or another proxy's CA is needed, nothing of ours is.
         let Some(trust) = trust.filter(|_| self.changes.set.contains_key("HTTPS_PROXY")) else { return };
-        let bundle = REPLACE_TRUST.map(|name| (name, &trust.bundle));
+        let bundle = TRUST.map(|name| (name, &trust.bundle));
+        let wget = trust.wgetrc.as_ref().map(|file| (WGET, file));
         let mut other = Vec::new();
-        for (name, file) in bundle.into_iter().chain(ADD_TRUST.map(|name| (name, &trust.ca))) {
+        for (name, file) in bundle.into_iter().chain(wget) {
             let ours = file.display().to_string();
             if let Some(value) = self.now(name).filter(|value| *value != ours) {
                 other.push(format!("{name}={}", lists::shown(value)));
@@ -320,7 +327,10 @@ impl<'a> Plan<'a> {
         }
         if !other.is_empty() {
             let (other, bundle) = (other.join(", "), trust.bundle.display());
-            self.note(format!("{other}: replaced by {bundle}, which has the usual CAs and lessor's"));
+            self.note(format!(
+                "{other}: replaced by {bundle}, which has the usual CAs, lessor's, and what the sidecar found in \
+                 the same variables when it started"
+            ));
         }
         if self.now("SSL_CERT_DIR").is_some() {
             self.note("SSL_CERT_DIR is kept; some clients (httpx) ignore it beside SSL_CERT_FILE".into());

@@ -8,8 +8,12 @@ fn served(trust: bool) -> Served {
         base_url: vec![BaseUrlVariable { name: variable.into(), path: path.into() }],
         keys: keys.iter().map(|key| (*key).to_owned()).collect(),
     };
-    let files =
-        Trust { ca: "/run/lessor-1.ca.pem".into(), bundle: "/run/lessor-1.bundle.pem".into(), java: None };
+    let files = Trust {
+        ca: "/run/lessor-1.ca.pem".into(),
+        bundle: "/run/lessor-1.bundle.pem".into(),
+        java: None,
+        wgetrc: Some("/run/lessor-1.wgetrc".into()),
+    };
     Served {
         proxy: vec!["127.0.0.1:8321".parse().unwrap()],
         admin: None,
@@ -61,10 +65,12 @@ fn with_a_ca_https_goes_through_too_and_each_trust_variable_gets_the_file_that_i
     let plan = planned(&served(true), &[("SSL_CERT_DIR", "/certs"), ("CURL_CA_BUNDLE", "/mine.pem")], false);
     assert_eq!(plan.set["HTTPS_PROXY"], "http://127.0.0.1:8321");
     assert_eq!(plan.set["https_proxy"], "http://127.0.0.1:8321");
-    for name in ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"] {
+    for name in
+        ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"]
+    {
         assert_eq!(plan.set[name], "/run/lessor-1.bundle.pem", "{name}");
     }
-    assert_eq!(plan.set["NODE_EXTRA_CA_CERTS"], "/run/lessor-1.ca.pem");
+    assert_eq!(plan.set["SYSTEM_WGETRC"], "/run/lessor-1.wgetrc");
     assert!(plan.notes[0].starts_with("CURL_CA_BUNDLE=/mine.pem: replaced by /run/"), "{:?}", plan.notes);
     assert!(plan.notes[1].starts_with("SSL_CERT_DIR is kept") && plan.notes.len() == 2, "{:?}", plan.notes);
     assert!(!plan.set["JAVA_TOOL_OPTIONS"].contains("https."), "no trust store, no https in Java");
