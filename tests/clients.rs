@@ -1,0 +1,251 @@
+//! Clients as they are installed, under `lessor exec` with nothing set by hand: each reaches the provider with a
+//! leased key, still reaches other hosts, and still refuses those that it has no reason to trust.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+
+mod support;
+
+use std::process::Command;
+use std::sync::Arc;
+
+use support::lessor::{Home, Ran, run};
+use support::plays::{anthropic, openai};
+use support::provider::Manners;
+use support::sdk::{node_dir, node24_path, python_path, root};
+use support::{Key, Lessor, Play, Provider, Seen, Setup};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+const OPENAI_KEY: &str = "sk-canary-0123456789abcdef";
+const ANTHROPIC_KEY: &str = "sk-ant-canary-0123456789abcdef";
+
+/// How many run side by side: each is a process that mostly starts up.
+const AT_ONCE: usize = 3;
+
+/// What a client asks for at every host: the path tells whose request it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Models,
+    Messages,
+}
+
+/// One client.
+#[derive(Debug, Clone)]
+struct Row {
+    name: &'static str,
+    words: Vec<String>,
+    asks: Asks,
+    /// Whether it has a base-URL variable.
+    has_base_url: bool,
+    /// Whether it speaks plain http through a proxy, too.
+    plain: bool,
+}
+
+impl Row {
+    /// A client of this script, which `program` runs.
+    fn new(program: impl std::fmt::Display, script: &str, name: &'static str, client: &str) -> Self {
+        let script = root().join("tests/sdks").join(script);
+        let words = vec![program.to_string(), script.display().to_string(), client.into()];
+        Self { name, words, asks: Asks::Models, has_base_url: false, plain: true }
+    }
+
+    fn sh(name: &'static str) -> Self {
+        Self::new("sh", "clients.sh", name, name)
+    }
+
+    fn python(name: &'static str, client: &str) -> Self {
+        Self::new(python_path().display(), "clients.py", name, client)
+    }
+
+    fn node(name: &'static str, client: &str) -> Self {
+        Self::new(node24_path().display(), "clients.mjs", name, client)
+    }
+
+    fn by_base_url(self) -> Self {
+        Self { has_base_url: true, ..self }
+    }
+
+    fn messages(self) -> Self {
+        Self { asks: Asks::Messages, ..self }
+    }
+
+    fn only_tls(self) -> Self {
+        Self { plain: false, ..self }
+    }
+
+    fn path(&self) -> String {
+        let end = if self.asks == Asks::Models { "models" } else { "v1/messages" };
+        format!("/rows/{}/{end}", self.name)
+    }
+
+    fn provider_host(&self) -> &'static str {
+        if self.asks == Asks::Models { "api.openai.com" } else { "api.anthropic.com" }
+    }
+}
+
+fn rows() -> Vec<Row> {
+    vec![
+        Row::sh("curl"),
+        Row::sh("wget"),
+        Row::python("requests", "requests"),
+        Row::python("urllib", "urllib"),
+        Row::python("httpx", "httpx"),
+        Row::python("httpx-async", "httpx_async"),
+        Row::python("aiohttp", "aiohttp"),
+        Row::python("boto3", "boto3"),
+        Row::python("bare-connect", "bare_connect").only_tls(),
+        Row::python("openai-python", "openai").by_base_url(),
+        Row::python("anthropic-python", "anthropic").messages().by_base_url(),
+        Row::node("node-fetch", "fetch"),
+        Row::node("node-https", "https").only_tls(),
+        Row::node("undici-env", "undici_env"),
+        Row::node("undici-proxy", "undici_proxy"),
+        Row::node("axios", "axios"),
+        Row::node("openai-node", "openai").by_base_url(),
+        Row::node("anthropic-node", "anthropic").messages().by_base_url(),
+    ]
+}
+
+/// Two providers, two other hosts, and a sidecar whose system knows the root of the one and not the other's.
+struct World {
+    openai: Provider,
+    anthropic: Provider,
+    known: Provider,
+    unknown: Provider,
+    lessor: Lessor,
+}
+
+fn either(seen: &Seen) -> Play {
+    if seen.path().ends_with("/v1/messages") { anthropic(seen) } else { openai(seen) }
+}
+
+async fn other_host(name: &str) -> Provider {
+    Provider::builder().manners(Manners::Open).named(name).start(either).await
+}
+
+async fn world(setup: Setup) -> World {
+    let anthropic = Provider::builder().manners(Manners::Anthropic).good(&[ANTHROPIC_KEY]);
+    let anthropic = anthropic.start(either).await;
+    let openai = Provider::builder().good(&[OPENAI_KEY]).start(either).await;
+    let (known, unknown) = (other_host("known.test").await, other_host("unknown.test").await);
+    let setup = setup.provider("openai", &openai).provider("anthropic", &anthropic);
+    let setup = setup.key(Key::new("a").secret(OPENAI_KEY));
+    let setup = setup.key(Key::new("b").of("anthropic").secret(ANTHROPIC_KEY));
+    // Where the system's roots are looked for, on every system.
+    let setup = setup.env("SSL_CERT_FILE", &known.ca_file().display().to_string());
+    let lessor = setup.start().await;
+    World { openai, anthropic, known, unknown, lessor }
+}
+
+impl World {
+    fn provider(&self, asks: Asks) -> (&Provider, &'static str) {
+        match asks {
+            Asks::Models => (&self.openai, OPENAI_KEY),
+            Asks::Messages => (&self.anthropic, ANTHROPIC_KEY),
+        }
+    }
+
+    /// What a row is told to ask for, and whether that must be answered.
+    fn addresses(&self, row: &Row) -> Vec<(String, bool)> {
+        let (host, path) = (row.provider_host(), row.path());
+        let port = |of: &Provider| of.addr().port();
+        let mut all = vec![
+            (format!("https://{host}{path}"), true),
+            (format!("https://known.test:{}{path}", port(&self.known)), true),
+            (format!("https://unknown.test:{}{path}", port(&self.unknown)), false),
+        ];
+        if row.plain {
+            all.push((format!("http://{host}{path}"), true));
+        }
+        if row.has_base_url {
+            all.push((String::new(), true));
+        }
+        all
+    }
+
+    /// Runs these rows side by side; what went wrong.
+    async fn try_all(&self, rows: &[Row]) -> Vec<String> {
+        let places = Arc::new(Semaphore::new(AT_ONCE));
+        let mut running = JoinSet::new();
+        for row in rows.iter().cloned() {
+            let addresses = self.addresses(&row);
+            let mut command = exec(&self.lessor);
+            command.args(&row.words).args(addresses.iter().map(|(url, _)| url));
+            let places = Arc::clone(&places);
+            running.spawn(async move {
+                let _place = places.acquire_owned().await.unwrap();
+                (row, addresses, run(command).await)
+            });
+        }
+        let mut wrong = Vec::new();
+        while let Some(done) = running.join_next().await {
+            let (row, addresses, ran) = done.unwrap();
+            let why = judge(&addresses, &ran).or_else(|| self.seen_wrong(&row));
+            wrong.extend(why.map(|why| format!("{}: {why}\n{ran:#?}", row.name)));
+        }
+        wrong
+    }
+
+    /// What the servers must have seen of a row besides its own word.
+    fn seen_wrong(&self, row: &Row) -> Option<String> {
+        let path = row.path();
+        let of = |provider: &Provider| provider.seen().into_iter().filter(|seen| seen.path() == path);
+        let (provider, key) = self.provider(row.asks);
+        let keys: Vec<_> = of(provider).map(|seen| seen.key().to_owned()).collect();
+        let expected = vec![key; 1 + usize::from(row.plain)];
+        let (known, unknown) = (of(&self.known).count(), of(&self.unknown).count());
+        let wrong = keys != expected || (known, unknown) != (1, 0);
+        wrong.then(|| {
+            format!("the provider saw {keys:?}, the known host {known} requests, the unknown {unknown}")
+        })
+    }
+}
+
+/// `lessor exec` through the sidecar that runs; the command is to follow.
+fn exec(lessor: &Lessor) -> Command {
+    let home: Arc<Home> = lessor.home();
+    let mut command = home.command();
+    command.arg("exec").arg("--admin").arg(lessor.admin_socket()).arg("--");
+    command.env("NODE_SDKS", node_dir()).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// What is wrong with what a client said.
+fn judge(addresses: &[(String, bool)], ran: &Ran) -> Option<String> {
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    if ran.code != Some(0) || lines.len() != addresses.len() {
+        return Some(format!("it ended with {:?} after {} lines", ran.code, lines.len()));
+    }
+    let wrong = |((url, answered), line): (&(String, bool), &str)| {
+        let url = if url.is_empty() { "-" } else { url.as_str() };
+        let (start, said) = if *answered {
+            (
+                format!("answered {url} "),
+                ["gpt-4o-mini", "Hello, world"].iter().any(|word| line.contains(word)),
+            )
+        } else {
+            // A refused connection, or a refusal by lessor, would be another reason.
+            (format!("failed {url} "), line.to_ascii_lowercase().contains("certificate"))
+        };
+        !line.starts_with(&start) || !said
+    };
+    let bad = addresses.iter().zip(lines).find(|&(address, line)| wrong((address, line)));
+    bad.map(|(address, line)| format!("{address:?}: {line}"))
+}
+
+#[tokio::test]
+async fn every_client_reaches_the_provider_by_a_leased_key_and_trusts_others_as_before() {
+    let name = "every_client_reaches_the_provider_by_a_leased_key_and_trusts_others_as_before";
+    if !support::sandbox::inside(name).await {
+        return;
+    }
+    let world = world(Setup::new()).await;
+    let rows = rows();
+    let wrong = world.try_all(&rows).await;
+    assert!(wrong.is_empty(), "{} of {} rows:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+    for (asks, provider) in [(Asks::Models, "openai"), (Asks::Messages, "anthropic")] {
+        let expected = rows.iter().filter(|row| row.has_base_url && row.asks == asks).count();
+        let name =
+            format!("lessor_requests_total{{provider=\"{provider}\",mode=\"base_url\",outcome=\"success\"}}");
+        assert_eq!(world.lessor.metric(&name).await as usize, expected, "{provider}");
+    }
+}
