@@ -112,6 +112,9 @@ struct World {
     known: Provider,
     unknown: Provider,
     lessor: Lessor,
+    /// Options of `lessor exec`, and what stands in its environment.
+    how: (&'static [&'static str], &'static [(&'static str, &'static str)]),
+    _roots: tempfile::NamedTempFile,
 }
 
 fn either(seen: &Seen) -> Play {
@@ -122,7 +125,8 @@ async fn other_host(name: &str) -> Provider {
     Provider::builder().manners(Manners::Open).named(name).start(either).await
 }
 
-async fn world(setup: Setup) -> World {
+/// `roots` are PEM, of what the system knows besides.
+async fn world(setup: Setup, roots: &str) -> World {
     let anthropic = Provider::builder().manners(Manners::Anthropic).good(&[ANTHROPIC_KEY]);
     let anthropic = anthropic.start(either).await;
     let openai = Provider::builder().good(&[OPENAI_KEY]).start(either).await;
@@ -130,10 +134,12 @@ async fn world(setup: Setup) -> World {
     let setup = setup.provider("openai", &openai).provider("anthropic", &anthropic);
     let setup = setup.key(Key::new("a").secret(OPENAI_KEY));
     let setup = setup.key(Key::new("b").of("anthropic").secret(ANTHROPIC_KEY));
+    let system = tempfile::NamedTempFile::new().unwrap();
+    let own = std::fs::read_to_string(known.ca_file()).unwrap();
+    std::fs::write(system.path(), own + roots).unwrap();
     // Where the system's roots are looked for, on every system.
-    let setup = setup.env("SSL_CERT_FILE", &known.ca_file().display().to_string());
-    let lessor = setup.start().await;
-    World { openai, anthropic, known, unknown, lessor }
+    let lessor = setup.env("SSL_CERT_FILE", &system.path().display().to_string()).start().await;
+    World { openai, anthropic, known, unknown, lessor, how: (&[], &[]), _roots: system }
 }
 
 impl World {
@@ -162,13 +168,30 @@ impl World {
         all
     }
 
-    /// Runs these rows side by side; what went wrong.
+    /// `lessor exec` through the sidecar that runs; the command is to follow.
+    fn exec(&self) -> Command {
+        let home: Arc<Home> = self.lessor.home();
+        let mut command = home.command();
+        command.arg("exec").arg("--admin").arg(self.lessor.admin_socket()).args(self.how.0).arg("--");
+        command
+            .env("NODE_SDKS", node_dir())
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .envs(self.how.1.iter().copied());
+        command
+    }
+
+    /// Runs these rows side by side; fails with all that went wrong.
+    async fn all_work(&self, rows: &[Row]) {
+        let wrong = self.try_all(rows).await;
+        assert!(wrong.is_empty(), "{} of {} rows:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+    }
+
     async fn try_all(&self, rows: &[Row]) -> Vec<String> {
         let places = Arc::new(Semaphore::new(AT_ONCE));
         let mut running = JoinSet::new();
         for row in rows.iter().cloned() {
             let addresses = self.addresses(&row);
-            let mut command = exec(&self.lessor);
+            let mut command = self.exec();
             command.args(&row.words).args(addresses.iter().map(|(url, _)| url));
             let places = Arc::clone(&places);
             running.spawn(async move {
@@ -200,15 +223,6 @@ impl World {
     }
 }
 
-/// `lessor exec` through the sidecar that runs; the command is to follow.
-fn exec(lessor: &Lessor) -> Command {
-    let home: Arc<Home> = lessor.home();
-    let mut command = home.command();
-    command.arg("exec").arg("--admin").arg(lessor.admin_socket()).arg("--");
-    command.env("NODE_SDKS", node_dir()).env("PYTHONDONTWRITEBYTECODE", "1");
-    command
-}
-
 /// What is wrong with what a client said.
 fn judge(addresses: &[(String, bool)], ran: &Ran) -> Option<String> {
     let lines: Vec<_> = ran.stdout.lines().collect();
@@ -238,14 +252,29 @@ async fn every_client_reaches_the_provider_by_a_leased_key_and_trusts_others_as_
     if !support::sandbox::inside(name).await {
         return;
     }
-    let world = world(Setup::new()).await;
+    let world = world(Setup::new(), "").await;
     let rows = rows();
-    let wrong = world.try_all(&rows).await;
-    assert!(wrong.is_empty(), "{} of {} rows:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+    world.all_work(&rows).await;
     for (asks, provider) in [(Asks::Models, "openai"), (Asks::Messages, "anthropic")] {
         let expected = rows.iter().filter(|row| row.has_base_url && row.asks == asks).count();
         let name =
             format!("lessor_requests_total{{provider=\"{provider}\",mode=\"base_url\",outcome=\"success\"}}");
         assert_eq!(world.lessor.metric(&name).await as usize, expected, "{provider}");
     }
+}
+
+/// The token stands in the proxy's address, which not all clients read alike.
+#[tokio::test]
+async fn every_client_is_known_by_its_apps_token_also_where_http_2_is_offered() {
+    let name = "every_client_is_known_by_its_apps_token_also_where_http_2_is_offered";
+    if !support::sandbox::inside(name).await {
+        return;
+    }
+    const TOKEN: &str = "t0ken/of+the:checkout@";
+    let setup = Setup::new().set("proxy.alpn", "[\"h2\", \"http/1.1\"]");
+    let setup = setup.set("apps.checkout.token", "{ env = \"CHECKOUT\" }").env("CHECKOUT", TOKEN);
+    let mut world = world(setup, "").await;
+    world.how = (&["--app-token-env", "CHECKOUT"], &[("CHECKOUT", TOKEN)]);
+    let rows: Vec<_> = rows().into_iter().filter(|row| row.name != "bare-connect").collect();
+    world.all_work(&rows).await;
 }
