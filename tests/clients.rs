@@ -4,12 +4,13 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use support::lessor::{Home, Ran, run};
 use support::plays::{anthropic, openai};
-use support::provider::Manners;
+use support::provider::{Certificates, Manners};
 use support::sdk::{node_dir, node24_path, python_path, root};
 use support::{Key, Lessor, Play, Provider, Seen, Setup};
 use tokio::sync::Semaphore;
@@ -277,4 +278,44 @@ async fn every_client_is_known_by_its_apps_token_also_where_http_2_is_offered() 
     world.how = (&["--app-token-env", "CHECKOUT"], &[("CHECKOUT", TOKEN)]);
     let rows: Vec<_> = rows().into_iter().filter(|row| row.name != "bare-connect").collect();
     world.all_work(&rows).await;
+}
+
+/// A setup whose CA is the operator's.
+fn with_ca(dir: &Path, certificate: &str, key: &str) -> Setup {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (cert_file, key_file) = (dir.join("ca.pem"), dir.join("ca.key"));
+    std::fs::write(&cert_file, certificate).unwrap();
+    std::fs::write(&key_file, key).unwrap();
+    std::fs::set_permissions(&key_file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let shown = |path: &Path| format!("{:?}", path.display().to_string());
+    Setup::new().set("ca.cert_file", &shown(&cert_file)).set("ca.key_file", &shown(&key_file))
+}
+
+/// The clients that read another variable each, or another way.
+fn one_of_a_kind() -> Vec<Row> {
+    let some = ["curl", "wget", "requests", "urllib", "httpx", "boto3", "node-fetch", "axios"];
+    rows().into_iter().filter(|row| some.contains(&row.name)).collect()
+}
+
+#[tokio::test]
+async fn an_operators_own_root_is_trusted_by_every_kind_of_client() {
+    if !support::sandbox::inside("an_operators_own_root_is_trusted_by_every_kind_of_client").await {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key) = Certificates::ca();
+    let world = world(with_ca(dir.path(), &certificate, &key), "").await;
+    world.all_work(&one_of_a_kind()).await;
+}
+
+#[tokio::test]
+async fn an_operators_ca_below_a_root_of_the_systems_is_trusted_by_every_kind_of_client() {
+    let name = "an_operators_ca_below_a_root_of_the_systems_is_trusted_by_every_kind_of_client";
+    if !support::sandbox::inside(name).await {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (root, certificate, key) = Certificates::ca_below_a_root();
+    let world = world(with_ca(dir.path(), &certificate, &key), &root).await;
+    world.all_work(&one_of_a_kind()).await;
 }

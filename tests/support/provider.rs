@@ -413,6 +413,23 @@ impl Certificates {
         (ca.self_signed(&key).unwrap().pem(), key.serialize_pem())
     }
 
+    /// A CA that a root has signed: the root's certificate, its own, and its key, PEM.
+    pub fn ca_below_a_root() -> (String, String, String) {
+        let authority = |name: &str, below: u8| {
+            let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+            ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(below));
+            ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+            ca.distinguished_name = rcgen::DistinguishedName::new();
+            ca.distinguished_name.push(rcgen::DnType::CommonName, name);
+            ca.use_authority_key_identifier_extension = true;
+            (ca, rcgen::KeyPair::generate().unwrap())
+        };
+        let ((root, root_key), (ca, key)) = (authority("operator's root", 1), authority("operator's CA", 0));
+        let root_pem = root.self_signed(&root_key).unwrap().pem();
+        let root = rcgen::Issuer::from_params(&root, root_key);
+        (root_pem, ca.signed_by(&key, &root).unwrap().pem(), key.serialize_pem())
+    }
+
     /// For these names.
     pub fn make(names: &[&str]) -> Self {
         let ca_key = rcgen::KeyPair::generate().unwrap();
