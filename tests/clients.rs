@@ -181,6 +181,17 @@ impl World {
         command
     }
 
+    /// `lessor exec` with a sidecar of its own, for the same providers; the command is to follow.
+    fn exec_alone(&self, home: &Home) -> Command {
+        let config = home.path().join("lessor.toml");
+        std::fs::copy(self.lessor.home().path().join("lessor.toml"), &config).unwrap();
+        let mut command = home.command();
+        command.arg("exec").arg("--config").arg(config).arg("--");
+        command.env("SECRET_OPENAI_A", OPENAI_KEY).env("SECRET_ANTHROPIC_B", ANTHROPIC_KEY);
+        command.env("NODE_SDKS", node_dir()).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
     /// Runs these rows side by side; fails with all that went wrong.
     async fn all_work(&self, rows: &[Row]) {
         let wrong = self.try_all(rows).await;
@@ -318,4 +329,51 @@ async fn an_operators_ca_below_a_root_of_the_systems_is_trusted_by_every_kind_of
     let (root, certificate, key) = Certificates::ca_below_a_root();
     let world = world(with_ca(dir.path(), &certificate, &key), &root).await;
     world.all_work(&one_of_a_kind()).await;
+}
+
+#[tokio::test]
+async fn what_a_variable_made_a_client_trust_it_trusts_with_a_sidecar_of_its_own_too() {
+    if !support::sandbox::inside(
+        "what_a_variable_made_a_client_trust_it_trusts_with_a_sidecar_of_its_own_too",
+    )
+    .await
+    {
+        return;
+    }
+    let world = world(Setup::new(), "").await;
+    let mut running = JoinSet::new();
+    for (variable, client) in [
+        ("SSL_CERT_FILE", "urllib"),
+        ("REQUESTS_CA_BUNDLE", "requests"),
+        ("CURL_CA_BUNDLE", "curl"),
+        ("AWS_CA_BUNDLE", "boto3"),
+        ("NODE_EXTRA_CA_CERTS", "node-fetch"),
+    ] {
+        let home = Home::default();
+        let row = rows().into_iter().find(|row| row.name == client).unwrap();
+        let addresses = world.addresses(&row);
+        let mut command = world.exec_alone(&home);
+        command.env(variable, world.known.ca_file());
+        command.args(&row.words).args(addresses.iter().map(|(url, _)| url));
+        running.spawn(async move { (variable, judge(&addresses, &run(command).await), home) });
+    }
+    while let Some(done) = running.join_next().await {
+        let (variable, wrong, _home) = done.unwrap();
+        assert_eq!(wrong, None, "{variable}");
+    }
+}
+
+#[tokio::test]
+async fn wgets_settings_of_the_system_count_on_in_the_child() {
+    if !support::sandbox::inside("wgets_settings_of_the_system_count_on_in_the_child").await {
+        return;
+    }
+    let (world, home) = (world(Setup::new(), "").await, Home::default());
+    let settings = home.path().join("system.wgetrc");
+    std::fs::write(&settings, "user_agent = by the system\nca_certificate = /none.pem").unwrap();
+    let mut command = world.exec_alone(&home);
+    command.env("SYSTEM_WGETRC", &settings);
+    command.args(["wget", "--quiet", "--tries=1", "--output-document=-", "https://api.openai.com/v1/models"]);
+    assert!(run(command).await.ok().contains("gpt-4o-mini"));
+    assert_eq!(world.openai.request(1).await.header("user-agent"), "by the system");
 }
