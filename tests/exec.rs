@@ -308,16 +308,22 @@ async fn a_command_that_takes_no_notice_of_sigterm_runs_on_with_its_sidecar() {
 }
 
 #[tokio::test]
-async fn when_its_sidecar_is_killed_the_command_sees_errors_and_status_says_why() {
+async fn when_its_sidecar_is_killed_the_command_sees_errors_and_is_told_why() {
     let (provider, home) = at_rest().await;
     let script = "echo ready; read x; curl -sS $OPENAI_BASE_URL/models; echo curl $?; \
                   curl -sS https://api.openai.com/v1/models; echo curl $?; $LESSOR status; echo status $?";
     let mut command = exec(&home, &["sh", "-c", &format!("exec 2>&1; {script}")]);
-    command.env("LESSOR", env!("CARGO_BIN_EXE_lessor"));
+    let told = tempfile::NamedTempFile::new().unwrap();
+    command.env("LESSOR", env!("CARGO_BIN_EXE_lessor")).stderr(told.reopen().unwrap());
     let mut child = Running::start(command);
     let sidecar = Pid::from_raw(child.sidecar().unwrap().cast_signed()).unwrap();
     kill_process(sidecar, Signal::KILL).unwrap();
-    eventually("it is gone", async || child.sidecar().is_none().then_some(())).await;
+    eventually("exec says that it is gone", async || {
+        let told = std::fs::read_to_string(told.path()).unwrap();
+        told.contains("the sidecar of this command has ended").then_some(())
+    })
+    .await;
+    assert!(child.sidecar().is_none());
     child.go_on();
     let said = child.says().await;
     assert_eq!(said.matches("curl 7\n").count(), 2, "refused, by base URL and by proxy: {said}");
