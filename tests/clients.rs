@@ -355,12 +355,21 @@ async fn what_a_variable_made_a_client_trust_it_trusts_with_a_sidecar_of_its_own
         let mut command = world.exec_alone(&home);
         command.env(variable, world.known.ca_file());
         command.args(&row.words).args(addresses.iter().map(|(url, _)| url));
-        running.spawn(async move { (variable, judge(&addresses, &run(command).await), home) });
+        running.spawn(async move { (variable, addresses, run(command).await, home) });
     }
     while let Some(done) = running.join_next().await {
-        let (variable, wrong, _home) = done.unwrap();
-        assert_eq!(wrong, None, "{variable}");
+        let (variable, addresses, ran, _home) = done.unwrap();
+        assert_eq!(judge(&addresses, &ran), None, "{variable}: {ran:#?}");
+        assert_eq!(ran.stderr, "", "{variable}: nothing is lost, and nothing said");
     }
+    // A sidecar that ran already knows nothing of it.
+    let mut command = world.exec();
+    command.arg("true").env("REQUESTS_CA_BUNDLE", world.unknown.ca_file());
+    let ran = run(command).await;
+    assert!(
+        ran.stderr.contains("REQUESTS_CA_BUNDLE=/") && ran.stderr.contains("lacks some of it"),
+        "{ran:?}"
+    );
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! What a child needs in its environment so that it reaches its providers through lessor, and must not have.
 //!
-//! Pure: from what a sidecar serves, and the environment there is, to variables to set and to remove, and
-//! what to say about those that were left as they are. How clients read each variable was measured; the
+//! Pure, but for `trust.rs`: from what a sidecar serves, and the environment there is, to variables to set and
+//! to remove, and what to say about those that were left as they are. How clients read each variable was measured; the
 //! rules here follow from that: both cases of each proxy variable, exact addresses and leading-dot suffixes
 //! in `NO_PROXY`, and never `ALL_PROXY`, which would take what is no HTTP to lessor too.
 //!
@@ -19,6 +19,9 @@ use crate::model::Secret;
 
 mod java;
 mod lists;
+mod trust;
+
+pub use trust::Loss;
 
 /// What SDKs that refuse to start without a key are given.
 pub const PLACEHOLDER: &str = "lessor-placeholder";
@@ -127,6 +130,8 @@ pub struct Caller<'a> {
     pub overrides: bool,
     /// The environment there is.
     pub present: &'a BTreeMap<String, String>,
+    /// What its clients would trust no longer.
+    pub loss: Loss,
 }
 
 /// What changes.
@@ -317,23 +322,32 @@ impl<'a> Plan<'a> {
         let Some(trust) = trust.filter(|_| self.changes.set.contains_key("HTTPS_PROXY")) else { return };
         let bundle = TRUST.map(|name| (name, &trust.bundle));
         let wget = trust.wgetrc.as_ref().map(|file| (WGET, file));
-        let mut other = Vec::new();
         for (name, file) in bundle.into_iter().chain(wget) {
-            let ours = file.display().to_string();
-            if let Some(value) = self.now(name).filter(|value| *value != ours) {
-                other.push(format!("{name}={}", lists::shown(value)));
-            }
-            self.set(name, ours);
+            self.set(name, file.display().to_string());
         }
-        if !other.is_empty() {
-            let (other, bundle) = (other.join(", "), trust.bundle.display());
-            self.note(format!(
-                "{other}: replaced by {bundle}, which has the usual CAs, lessor's, and what the sidecar found in \
-                 the same variables when it started"
-            ));
-        }
+        self.say_loss(trust);
         if self.now("SSL_CERT_DIR").is_some() {
             self.note("SSL_CERT_DIR is kept; some clients (httpx) ignore it beside SSL_CERT_FILE".into());
+        }
+    }
+
+    fn say_loss(&mut self, trust: &Trust) {
+        let loss = &self.caller.loss;
+        let shown = |name: &String| format!("{name}={}", lists::shown(self.now(name).unwrap_or_default()));
+        let named: Vec<_> = loss.variables.iter().map(shown).collect();
+        if !named.is_empty() {
+            self.note(format!(
+                "{}: replaced by {}, which lacks some of it; start the sidecar with the same in its environment",
+                named.join(", "),
+                trust.bundle.display()
+            ));
+        }
+        if loss.no_roots {
+            self.note(
+                "this system has no root certificates: hosts that are no provider's will be refused by clients \
+                 that go by SSL_CERT_FILE and the like; install them (ca-certificates), and start the sidecar again"
+                    .into(),
+            );
         }
     }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::cli::{Exit, Missing, Options, complain, print};
-use super::environment::{Caller, Changes, SHORTEST_SECRET, Served, Trust, changes};
+use super::environment::{Caller, Changes, Loss, SHORTEST_SECRET, Served, Trust, changes};
 use crate::config::{self, Config, ConfigError};
 use crate::model::Secret;
 use crate::process;
@@ -206,10 +206,11 @@ fn planned(
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     let present: BTreeMap<_, _> = std::env::vars_os().filter_map(text).collect();
     let app = token.as_ref().map(|token| (name, token));
-    let caller = Caller { proxy: reachable(proxy), app, overrides: how.overrides, present: &present };
     let here = |trust: &Trust| trust.ca.is_file() && trust.bundle.is_file();
     // A sidecar in another container has files that are not here.
     let served = Served { trust: served.trust.clone().filter(here), ..served.clone() };
+    let loss = served.trust.as_ref().map(|trust| Loss::of(trust, &present)).unwrap_or_default();
+    let caller = Caller { proxy: reachable(proxy), app, overrides: how.overrides, present: &present, loss };
     Ok(changes(&served, &caller))
 }
 
