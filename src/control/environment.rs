@@ -9,7 +9,7 @@
 //! are the caller's word: kept, and said, unless the caller overrides them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -116,6 +116,20 @@ impl Served {
             apps: config.apps.iter().map(|app| app.name.to_string()).collect(),
             trust: socket.and_then(Trust::beside),
         }
+    }
+}
+
+impl Served {
+    /// Where a child finds the proxy; of several addresses an IPv4 one, which all clients read in `NO_PROXY`.
+    pub fn door(&self) -> Option<SocketAddr> {
+        let mut at = *self.proxy.iter().find(|at| at.is_ipv4()).or(self.proxy.first())?;
+        if at.ip().is_unspecified() {
+            at.set_ip(match at.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        Some(at)
     }
 }
 
@@ -268,6 +282,14 @@ impl<'a> Plan<'a> {
                     self.note(format!("NODE_USE_ENV_PROXY is kept as {}", lists::shown(value)));
                 }
                 _ => self.set("NODE_USE_ENV_PROXY", "1"),
+            }
+            if self.caller.proxy.is_ipv6() {
+                // It compares the host with its brackets; with brackets in the list httpx would fail at its start.
+                self.note(format!(
+                    "Node's fetch sends base URLs at {} to the proxy, which refuses its own address; let \
+                     listen.proxy have one on 127.0.0.1, too",
+                    self.caller.proxy
+                ));
             }
         }
         if plain {

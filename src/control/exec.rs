@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
@@ -199,7 +198,7 @@ fn planned(
 ) -> Result<Changes, ExecError> {
     let no_tcp =
         "this sidecar listens on no TCP address, and no client finds a Unix socket by its environment";
-    let proxy = *served.proxy.first().ok_or_else(|| ExecError::Usage(no_tcp.into()))?;
+    let proxy = served.door().ok_or_else(|| ExecError::Usage(no_tcp.into()))?;
     let token = token(how, options, &served.apps, config)?;
     let name = how.app.as_deref().unwrap_or("app");
     let text =
@@ -210,18 +209,8 @@ fn planned(
     // A sidecar in another container has files that are not here.
     let served = Served { trust: served.trust.clone().filter(here), ..served.clone() };
     let loss = served.trust.as_ref().map(|trust| Loss::of(trust, &present)).unwrap_or_default();
-    let caller = Caller { proxy: reachable(proxy), app, overrides: how.overrides, present: &present, loss };
+    let caller = Caller { proxy, app, overrides: how.overrides, present: &present, loss };
     Ok(changes(&served, &caller))
-}
-
-fn reachable(mut at: SocketAddr) -> SocketAddr {
-    if at.ip().is_unspecified() {
-        at.set_ip(match at.ip() {
-            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    at
 }
 
 /// The app's token, where there are apps.

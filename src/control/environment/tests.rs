@@ -153,6 +153,27 @@ fn an_apps_token_is_its_placeholder_and_its_proxy_password() {
 }
 
 #[test]
+fn of_several_listeners_a_child_gets_one_of_ipv4_and_of_all_addresses_loopback() {
+    for (listeners, expected) in [
+        (&["[::1]:1", "127.0.0.1:2", "10.0.0.1:3"][..], Some("127.0.0.1:2")),
+        (&["[::1]:1"], Some("[::1]:1")),
+        (&["[::]:1"], Some("[::1]:1")),
+        (&["0.0.0.0:1"], Some("127.0.0.1:1")),
+        (&[], None),
+    ] {
+        let mut served = served(true);
+        served.proxy = listeners.iter().map(|at| at.parse().unwrap()).collect();
+        assert_eq!(served.door(), expected.map(|at| at.parse().unwrap()), "{listeners:?}");
+    }
+    let mut served = served(true);
+    served.proxy = vec!["[::1]:1".parse().unwrap()];
+    let plan = planned(&served, &[], false);
+    assert_eq!(plan.set["NO_PROXY"], "localhost,.localhost,127.0.0.1,::1");
+    assert_eq!(plan.set["OPENAI_BASE_URL"], "http://[::1]:1/openai/v1");
+    assert!(plan.notes.len() == 1 && plan.notes[0].starts_with("Node's fetch"), "{:?}", plan.notes);
+}
+
+#[test]
 fn a_second_run_changes_nothing_and_says_nothing_new() {
     let served = served(true);
     let first = planned(&served, &[], false);
