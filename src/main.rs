@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use lessor::config::{self, Config, ConfigError, Listen};
 use lessor::control::cli::{self, Cli, Command, Exit};
-use lessor::control::exec;
+use lessor::control::exec::{self, Companion};
 use lessor::{logs, process, run};
 
 fn main() -> ExitCode {
@@ -21,6 +21,9 @@ fn main() -> ExitCode {
         Command::Env(what) => with_runtime(false, cli::served(&cli.options, listen))
             .map_or(Exit::Failed.into(), |found| exec::env(what, &cli.options, found)),
         Command::Companion(what) if what.apart => serve(&cli, &left),
+        Command::Companion(Companion { watch: Some(sidecar), of, .. }) => {
+            with_runtime(false, exec::watch(*sidecar, *of)).map_or(Exit::Failed, |()| Exit::Ok).into()
+        }
         Command::Companion(what) => exec::step_apart(*what, &cli.options),
         Command::Version => cli::version(&cli.options),
         Command::Check => check(&cli),

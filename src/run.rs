@@ -315,10 +315,7 @@ impl LocalCa {
     /// Writes the certificate beside the admin `socket`, under its name. Where that fails, interception
     /// works all the same: `lessor ca print` has the certificate.
     fn publish(authority: Arc<Authority>, socket: Option<&Path>) -> Self {
-        let paths = socket.map(|socket| CaPaths {
-            cert: socket.with_extension("ca.pem"),
-            bundle: socket.with_extension("ca-bundle.pem"),
-        });
+        let paths = socket.map(CaPaths::beside);
         let written = match paths.as_ref().map(|paths| (paths, paths.write(&authority))) {
             Some((_, Ok(turn))) => Some(turn),
             Some((paths, Err(error))) => {

@@ -20,9 +20,13 @@ const CANARY: &str = "sk-canary-0123456789abcdef";
 
 /// A provider, and a directory with the configuration of a sidecar for it that nobody has started.
 async fn at_rest() -> (Provider, Home) {
-    let provider = Provider::builder().good(&[CANARY]).start(openai).await;
+    at_rest_with(CANARY).await
+}
+
+async fn at_rest_with(secret: &str) -> (Provider, Home) {
+    let provider = Provider::builder().good(&[secret]).start(openai).await;
     let home = Home::default();
-    let setup = Setup::openai(&provider).key(Key::new("a").secret(CANARY));
+    let setup = Setup::openai(&provider).key(Key::new("a").secret(secret));
     // The sidecar of the file listens elsewhere; it is not there.
     let setup = setup.set("listen.proxy", &format!("\"127.0.0.1:{}\"", support::free_port()));
     std::fs::write(home.path().join("lessor.toml"), setup.toml()).unwrap();
@@ -75,6 +79,24 @@ impl Running {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
             String::from_utf8_lossy(&line).contains(&wanted).then_some(pid)
         })
+    }
+
+    /// Lets its `read` go on.
+    fn go_on(&mut self) {
+        use std::io::Write as _;
+        self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    }
+
+    /// All that it prints from here on, read beside the provider, which answers on this thread.
+    async fn says(&mut self) -> String {
+        use std::io::Read as _;
+        let mut rest = self.rest.take().unwrap();
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut text = String::new();
+            rest.read_to_string(&mut text).unwrap();
+            text
+        });
+        support::within(support::NEVER, "the end of what the child prints", reading).await.unwrap()
     }
 
     async fn ends(&mut self) -> std::process::ExitStatus {
@@ -167,6 +189,53 @@ async fn the_childs_environment_and_command_line_hold_no_key_and_its_limits_are_
     assert_eq!(limits(&child.child.id().to_string()), limits("self"));
 }
 
+/// The processes whose environment or command line has this text, and those that could be looked at.
+fn holders(text: &str) -> (Vec<u32>, Vec<u32>) {
+    let mut all = (Vec::new(), Vec::new());
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<u32>() else { continue };
+        let pages = ["environ", "cmdline"].map(|page| std::fs::read(format!("/proc/{pid}/{page}")));
+        if pages.iter().all(Result::is_ok) {
+            all.1.push(pid);
+        }
+        if pages.iter().flatten().any(|page| String::from_utf8_lossy(page).contains(text)) {
+            all.0.push(pid);
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn however_deep_the_command_forks_no_process_but_the_sidecar_holds_a_key() {
+    let secret = format!("sk-of-this-test-{}", std::process::id());
+    let (_provider, home) = at_rest_with(&secret).await;
+    let below = "import subprocess; subprocess.run(['sh', '-c', 'echo ready \\$\\$; read x'])";
+    let script = format!("{} -c \"{below}\"; exit $?", python_path().display());
+    let mut command = exec(&home, &["sh", "-c", &script]);
+    for name in ["SECRET_OPENAI_A", "OPENAI_API_KEY", "OPENAI_API_KEY_2", "A_COPY"] {
+        command.env(name, &secret);
+    }
+    let child = Running::start(command);
+    let deepest = child.first.strip_prefix("ready ").unwrap().parse().unwrap();
+    let sidecar = child.sidecar().unwrap();
+    let (holders, seen) = holders(&secret);
+    assert!(holders.iter().all(|pid| *pid == sidecar), "{holders:?} beside {sidecar}");
+    assert!(seen.contains(&deepest) && seen.contains(&child.child.id()) && deepest != child.child.id());
+    let mut bare = Command::new("sh");
+    bare.args(["-c", "echo ready; read x"]);
+    let bare = Running::start(bare);
+    let (open, as_without) = (open_files(child.child.id()), open_files(bare.child.id()));
+    assert_eq!(open, as_without, "nothing of lessor's is open in the command");
+}
+
+/// The numbers of what a process has open.
+fn open_files(pid: u32) -> Vec<std::ffi::OsString> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut open: Vec<_> = open.collect();
+    open.sort();
+    open
+}
+
 #[tokio::test]
 async fn exit_codes_are_the_commands_and_a_missing_one_is_127_and_no_program_126() {
     let (_provider, home) = at_rest().await;
@@ -203,6 +272,85 @@ async fn signals_reach_the_command_which_may_outlive_ctrl_c_with_its_sidecar() {
     kill_process(child.pid(), Signal::HUP).unwrap();
     use std::os::unix::process::ExitStatusExt as _;
     assert_eq!(child.ends().await.signal(), Some(1));
+}
+
+/// A shell that runs this command and says how it ended.
+async fn as_a_shell_shows_it(command: Command) -> String {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "\"$0\" \"$@\"; echo \"ended with $?\""])
+        .arg(command.get_program())
+        .args(command.get_args());
+    shell.env_clear().envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell.current_dir(command.get_current_dir().unwrap());
+    run(shell).await.stdout
+}
+
+#[tokio::test]
+async fn a_shell_shows_the_signal_that_ended_the_command() {
+    let (_provider, home) = at_rest().await;
+    for (signal, code) in [("HUP", 129), ("INT", 130), ("KILL", 137), ("TERM", 143)] {
+        let said = as_a_shell_shows_it(exec(&home, &["sh", "-c", &format!("kill -{signal} $$")])).await;
+        assert_eq!(said, format!("ended with {code}\n"), "{signal}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_takes_no_notice_of_sigterm_runs_on_with_its_sidecar() {
+    let (provider, home) = at_rest().await;
+    let script = "trap '' TERM; echo ready; read x; curl -sSf $OPENAI_BASE_URL/models";
+    let mut child = Running::start(exec(&home, &["sh", "-c", script]));
+    kill_process(child.pid(), Signal::TERM).unwrap();
+    child.go_on();
+    let said = child.says().await;
+    assert!(said.contains("gpt-4o-mini") && provider.count() == 1, "{said}");
+    assert_eq!(child.ends().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn when_its_sidecar_is_killed_the_command_sees_errors_and_is_told_why() {
+    let (provider, home) = at_rest().await;
+    let script = "echo ready; read x; curl -sS $OPENAI_BASE_URL/models; echo curl $?; \
+                  curl -sS https://api.openai.com/v1/models; echo curl $?; $LESSOR status; echo status $?";
+    let mut command = exec(&home, &["sh", "-c", &format!("exec 2>&1; {script}")]);
+    let told = tempfile::NamedTempFile::new().unwrap();
+    command.env("LESSOR", env!("CARGO_BIN_EXE_lessor")).stderr(told.reopen().unwrap());
+    let mut child = Running::start(command);
+    let sidecar = Pid::from_raw(child.sidecar().unwrap().cast_signed()).unwrap();
+    kill_process(sidecar, Signal::KILL).unwrap();
+    eventually("exec says that it is gone", async || {
+        let told = std::fs::read_to_string(told.path()).unwrap();
+        told.contains("the sidecar of this command has ended").then_some(())
+    })
+    .await;
+    assert!(child.sidecar().is_none());
+    child.go_on();
+    let said = child.says().await;
+    assert_eq!(said.matches("curl 7\n").count(), 2, "refused, by base URL and by proxy: {said}");
+    assert!(said.contains("no sidecar answers") && said.ends_with("status 3\n"), "{said}");
+    assert_eq!((child.ends().await.code(), provider.count()), (Some(0), 0));
+}
+
+#[tokio::test]
+async fn what_a_crashed_sidecar_left_behind_is_in_nobodys_way() {
+    let provider = Provider::builder().good(&[CANARY]).start(openai).await;
+    let (port, home) = (support::free_port(), Arc::new(Home::default()));
+    let setup = Setup::openai(&provider).key(Key::new("a").secret(CANARY));
+    let setup = setup.set("listen.proxy", &format!("\"127.0.0.1:{port}\""));
+    let mut lessor = setup.spawn_in(Arc::clone(&home));
+    lessor.listening().await;
+    let ask = "curl -sSf https://api.openai.com/v1/models && echo $HTTPS_PROXY";
+    let through = sh(&home, ask).await;
+    assert!(through.ok().ends_with(&format!("http://127.0.0.1:{port}\n")), "the one that runs: {through:?}");
+    lessor.crash();
+    assert!(lessor.admin_socket().exists() && lessor.admin_socket().with_extension("ca.pem").exists());
+    let alone = sh(&home, ask).await;
+    assert!(!alone.ok().ends_with(&format!("http://127.0.0.1:{port}\n")), "one of its own: {alone:?}");
+    assert_eq!(provider.count(), 2);
+    let mut named = exec(&home, &["true"]);
+    named.env("LESSOR_ADMIN", socket(&lessor));
+    let named = run(named).await;
+    assert!(named.code == Some(3) && named.stderr.contains(&socket(&lessor)[5..]), "{named:?}");
 }
 
 #[tokio::test]
@@ -272,6 +420,37 @@ async fn what_env_prints_a_shell_evaluates_whatever_the_values_hold() {
     let fish = home.run_with(&fish, &variables).await;
     assert!(fish.ok().contains(r#"set -gx OPENAI_API_KEY 'it\'s a "$HOME" `x`'"#), "{fish:?}");
     assert!(fish.stdout.contains("set -e TOKEN\n"), "{fish:?}");
+}
+
+/// Exact addresses and leading dots are what all clients read alike; what was set is the caller's.
+#[tokio::test]
+async fn no_proxy_is_printed_in_both_cases_with_what_was_set_in_either() {
+    const LOCAL: &str = "localhost,.localhost,127.0.0.1,::1";
+    let provider = Provider::builder().good(&[CANARY]).start(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a").secret(CANARY)).start().await;
+    let (home, socket) = (lessor.home(), socket(&lessor));
+    for (upper, lower, expected, warns) in [
+        (None, None, LOCAL.to_owned(), false),
+        (Some(""), Some(" "), LOCAL.to_owned(), false),
+        (Some(".corp.test"), None, format!(".corp.test,{LOCAL}"), false),
+        (None, Some("corp.test,10.1.2.3"), format!("corp.test,10.1.2.3,{LOCAL}"), false),
+        (Some("b.test, a.test"), Some("a.test c.test"), format!("a.test,c.test,b.test,{LOCAL}"), false),
+        (Some("127.0.0.1,x.test"), None, "127.0.0.1,x.test,localhost,.localhost,::1".into(), false),
+        (Some("10.0.0.0/8,*.y.test"), None, format!("10.0.0.0/8,*.y.test,{LOCAL}"), false),
+        (Some("x.test, .OpenAI.com"), None, format!("x.test,.OpenAI.com,{LOCAL}"), true),
+        (Some("api.openai.com"), None, format!("api.openai.com,{LOCAL}"), true),
+        (Some("*"), None, "*".into(), true),
+        (None, Some(" * "), "*".into(), true),
+    ] {
+        let set = [("NO_PROXY", upper), ("no_proxy", lower), ("LESSOR_ADMIN", Some(&*socket))];
+        let set: Vec<_> = set.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+        let ran = home.run_with(&["env"], &set).await;
+        for name in ["NO_PROXY", "no_proxy"] {
+            let line = format!("export {name}='{expected}'\n");
+            assert!(ran.ok().contains(&line), "{line} in {ran:#?}");
+        }
+        assert_eq!(ran.stderr.contains("NO_PROXY names api.openai.com"), warns, "{set:?}: {ran:#?}");
+    }
 }
 
 fn socket(lessor: &Lessor) -> String {

@@ -1,7 +1,7 @@
 //! What a child needs in its environment so that it reaches its providers through lessor, and must not have.
 //!
-//! Pure: from what a sidecar serves, and the environment there is, to variables to set and to remove, and
-//! what to say about those that were left as they are. How clients read each variable was measured; the
+//! Pure, but for `trust.rs`: from what a sidecar serves, and the environment there is, to variables to set and
+//! to remove, and what to say about those that were left as they are. How clients read each variable was measured; the
 //! rules here follow from that: both cases of each proxy variable, exact addresses and leading-dot suffixes
 //! in `NO_PROXY`, and never `ALL_PROXY`, which would take what is no HTTP to lessor too.
 //!
@@ -9,7 +9,7 @@
 //! are the caller's word: kept, and said, unless the caller overrides them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,9 @@ use crate::model::Secret;
 
 mod java;
 mod lists;
+mod trust;
+
+pub use trust::Loss;
 
 /// What SDKs that refuse to start without a key are given.
 pub const PLACEHOLDER: &str = "lessor-placeholder";
@@ -26,10 +29,12 @@ pub const PLACEHOLDER: &str = "lessor-placeholder";
 /// The shortest value that is searched for in other variables: shorter ones are words, not keys.
 pub const SHORTEST_SECRET: usize = 16;
 
-/// Variables that replace a client's trust, and so need the bundle.
-const REPLACE_TRUST: [&str; 4] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"];
-/// Variables that add to it, and so need lessor's own CA alone.
-const ADD_TRUST: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
+/// Variables that name what a client trusts. Node's adds to the roots that it brings along; the bundle stands
+/// there too, for a company's CA that was named in it, or a root above an operator's CA, must not be lost.
+const TRUST: [&str; 5] =
+    ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"];
+/// The variable that names wget's settings.
+const WGET: &str = "SYSTEM_WGETRC";
 
 /// What a sidecar serves, as far as a child is concerned: names only, never a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,13 +77,17 @@ pub struct Trust {
     pub bundle: PathBuf,
     /// The same as a Java trust store. Nothing makes one yet.
     pub java: Option<PathBuf>,
+    /// Settings of wget with the bundle in them.
+    #[serde(default)]
+    pub wgetrc: Option<PathBuf>,
 }
 
 impl Trust {
     /// The files beside an admin socket, where they are.
     pub fn beside(socket: &Path) -> Option<Self> {
         let (ca, bundle) = (socket.with_extension("ca.pem"), socket.with_extension("ca-bundle.pem"));
-        (ca.is_file() && bundle.is_file()).then_some(Self { ca, bundle, java: None })
+        let wgetrc = Some(socket.with_extension("wgetrc")).filter(|wgetrc| wgetrc.is_file());
+        (ca.is_file() && bundle.is_file()).then_some(Self { ca, bundle, java: None, wgetrc })
     }
 }
 
@@ -110,6 +119,20 @@ impl Served {
     }
 }
 
+impl Served {
+    /// Where a child finds the proxy; of several addresses an IPv4 one, which all clients read in `NO_PROXY`.
+    pub fn door(&self) -> Option<SocketAddr> {
+        let mut at = *self.proxy.iter().find(|at| at.is_ipv4()).or(self.proxy.first())?;
+        if at.ip().is_unspecified() {
+            at.set_ip(match at.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        Some(at)
+    }
+}
+
 /// How the child is to call.
 #[derive(Debug)]
 pub struct Caller<'a> {
@@ -121,6 +144,8 @@ pub struct Caller<'a> {
     pub overrides: bool,
     /// The environment there is.
     pub present: &'a BTreeMap<String, String>,
+    /// What its clients would trust no longer.
+    pub loss: Loss,
 }
 
 /// What changes.
@@ -258,6 +283,14 @@ impl<'a> Plan<'a> {
                 }
                 _ => self.set("NODE_USE_ENV_PROXY", "1"),
             }
+            if self.caller.proxy.is_ipv6() {
+                // It compares the host with its brackets; with brackets in the list httpx would fail at its start.
+                self.note(format!(
+                    "Node's fetch sends base URLs at {} to the proxy, which refuses its own address; let \
+                     listen.proxy have one on 127.0.0.1, too",
+                    self.caller.proxy
+                ));
+            }
         }
         if plain {
             let java = served.trust.as_ref().and_then(|trust| trust.java.as_deref()).filter(|_| secure);
@@ -309,21 +342,34 @@ impl<'a> Plan<'a> {
     fn trust(&mut self, trust: Option<&Trust>) {
         // Where https goes elsewhere, or another proxy's CA is needed, nothing of ours is.
         let Some(trust) = trust.filter(|_| self.changes.set.contains_key("HTTPS_PROXY")) else { return };
-        let bundle = REPLACE_TRUST.map(|name| (name, &trust.bundle));
-        let mut other = Vec::new();
-        for (name, file) in bundle.into_iter().chain(ADD_TRUST.map(|name| (name, &trust.ca))) {
-            let ours = file.display().to_string();
-            if let Some(value) = self.now(name).filter(|value| *value != ours) {
-                other.push(format!("{name}={}", lists::shown(value)));
-            }
-            self.set(name, ours);
+        let bundle = TRUST.map(|name| (name, &trust.bundle));
+        let wget = trust.wgetrc.as_ref().map(|file| (WGET, file));
+        for (name, file) in bundle.into_iter().chain(wget) {
+            self.set(name, file.display().to_string());
         }
-        if !other.is_empty() {
-            let (other, bundle) = (other.join(", "), trust.bundle.display());
-            self.note(format!("{other}: replaced by {bundle}, which has the usual CAs and lessor's"));
-        }
+        self.say_loss(trust);
         if self.now("SSL_CERT_DIR").is_some() {
             self.note("SSL_CERT_DIR is kept; some clients (httpx) ignore it beside SSL_CERT_FILE".into());
+        }
+    }
+
+    fn say_loss(&mut self, trust: &Trust) {
+        let loss = &self.caller.loss;
+        let shown = |name: &String| format!("{name}={}", lists::shown(self.now(name).unwrap_or_default()));
+        let named: Vec<_> = loss.variables.iter().map(shown).collect();
+        if !named.is_empty() {
+            self.note(format!(
+                "{}: replaced by {}, which lacks some of it; start the sidecar with the same in its environment",
+                named.join(", "),
+                trust.bundle.display()
+            ));
+        }
+        if loss.no_roots {
+            self.note(
+                "this system has no root certificates: hosts that are no provider's will be refused by clients \
+                 that go by SSL_CERT_FILE and the like; install them (ca-certificates), and start the sidecar again"
+                    .into(),
+            );
         }
     }
 

@@ -5,12 +5,13 @@
 //! Where no sidecar runs, one is started first, in a session of its own, so that the terminal's Ctrl-C
 //! does not reach it. It is a grandchild whose parent has gone: a command that waits for all its children
 //! must not wait for it. It watches the command's process and drains when that has ended, however it did.
+//! Should it end before, by the kernel's or a person's kill, a third process says so: the command sees refused
+//! connections only. It has an empty environment, for nobody but the sidecar shall hold a key.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
@@ -19,9 +20,10 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::cli::{Exit, Missing, Options, complain, print};
-use super::environment::{Caller, Changes, SHORTEST_SECRET, Served, Trust, changes};
+use super::environment::{Caller, Changes, Loss, SHORTEST_SECRET, Served, Trust, changes};
 use crate::config::{self, Config, ConfigError};
 use crate::model::Secret;
+use crate::process;
 
 /// How long a sidecar of one's own may take to listen: its store may be far away.
 const START: Duration = Duration::from_mins(1);
@@ -79,6 +81,9 @@ pub struct Companion {
     /// Already apart from it.
     #[arg(long)]
     pub apart: bool,
+    /// Only say when this sidecar of it has ended too early.
+    #[arg(long)]
+    pub watch: Option<i32>,
 }
 
 /// Why there is no child.
@@ -193,28 +198,19 @@ fn planned(
 ) -> Result<Changes, ExecError> {
     let no_tcp =
         "this sidecar listens on no TCP address, and no client finds a Unix socket by its environment";
-    let proxy = *served.proxy.first().ok_or_else(|| ExecError::Usage(no_tcp.into()))?;
+    let proxy = served.door().ok_or_else(|| ExecError::Usage(no_tcp.into()))?;
     let token = token(how, options, &served.apps, config)?;
     let name = how.app.as_deref().unwrap_or("app");
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     let present: BTreeMap<_, _> = std::env::vars_os().filter_map(text).collect();
     let app = token.as_ref().map(|token| (name, token));
-    let caller = Caller { proxy: reachable(proxy), app, overrides: how.overrides, present: &present };
     let here = |trust: &Trust| trust.ca.is_file() && trust.bundle.is_file();
     // A sidecar in another container has files that are not here.
     let served = Served { trust: served.trust.clone().filter(here), ..served.clone() };
+    let loss = served.trust.as_ref().map(|trust| Loss::of(trust, &present)).unwrap_or_default();
+    let caller = Caller { proxy, app, overrides: how.overrides, present: &present, loss };
     Ok(changes(&served, &caller))
-}
-
-fn reachable(mut at: SocketAddr) -> SocketAddr {
-    if at.ip().is_unspecified() {
-        at.set_ip(match at.ip() {
-            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    at
 }
 
 /// The app's token, where there are apps.
@@ -254,7 +250,8 @@ fn token(
 /// Starts a sidecar for this very process, and waits until it listens.
 fn start(options: &Options) -> Result<Served, ExecError> {
     let failed = |cause: std::io::Error| ExecError::Start(cause.to_string());
-    let command = companion(Companion { of: std::process::id().cast_signed(), apart: false }, options);
+    let what = Companion { of: std::process::id().cast_signed(), apart: false, watch: None };
+    let command = companion(what, options);
     let mut child = command.map_err(failed)?.stdout(Stdio::piped()).spawn().map_err(failed)?;
     let (told, listens) = mpsc::channel();
     let pipe = child.stdout.take();
@@ -283,11 +280,36 @@ pub fn step_apart(what: Companion, options: &Options) -> ExitCode {
     let _ = rustix::process::setsid();
     let started = companion(what, options).and_then(|mut command| command.arg("--apart").spawn());
     match started {
-        Ok(_) => Exit::Ok.into(),
+        Ok(sidecar) => {
+            // Without it all works, and an early end is not said.
+            let _ = watcher(what, sidecar.id()).and_then(|mut command| command.spawn());
+            Exit::Ok.into()
+        }
         Err(cause) => {
             complain(&format!("error: {cause}"));
             Exit::Failed.into()
         }
+    }
+}
+
+fn watcher(what: Companion, sidecar: u32) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["companion", "--watch", &sidecar.to_string(), "--of", &what.of.to_string()]);
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    Ok(command)
+}
+
+/// Says when the sidecar `watched` ends while its command `of` runs on.
+pub async fn watch(watched: i32, of: i32) {
+    // One that cannot be watched is gone by now: `start` says so, or nobody is left to be told.
+    let (Ok(sidecar), Ok(command)) = (process::end_of(watched), process::end_of(of)) else { return };
+    tokio::select! {
+        biased;
+        () = command => {}
+        () = sidecar => complain(
+            "lessor: the sidecar of this command has ended: what it asks of providers fails from here on; end it, \
+             and start it again by `lessor exec`",
+        ),
     }
 }
 

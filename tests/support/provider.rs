@@ -308,9 +308,16 @@ pub struct Builder {
     before_body: Script,
     check_faults: bool,
     port: u16,
+    names: Vec<String>,
 }
 
 impl Builder {
+    /// With this name in its certificate, too.
+    pub fn named(mut self, name: &str) -> Self {
+        self.names.push(name.into());
+        self
+    }
+
     /// On this port of loopback: only inside a sandbox, where ports are one's own.
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
@@ -351,7 +358,7 @@ impl Builder {
     pub async fn start(self, script: impl Fn(&Seen) -> Play + Send + Sync + 'static) -> Provider {
         let dir = tempfile::tempdir().unwrap();
         let ca_file = dir.path().join("ca.pem");
-        let acceptor = acceptor(&ca_file);
+        let acceptor = acceptor(&ca_file, &self.names);
         let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let state = Arc::new(State {
@@ -406,6 +413,23 @@ impl Certificates {
         (ca.self_signed(&key).unwrap().pem(), key.serialize_pem())
     }
 
+    /// A CA that a root has signed: the root's certificate, its own, and its key, PEM.
+    pub fn ca_below_a_root() -> (String, String, String) {
+        let authority = |name: &str, below: u8| {
+            let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+            ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(below));
+            ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+            ca.distinguished_name = rcgen::DistinguishedName::new();
+            ca.distinguished_name.push(rcgen::DnType::CommonName, name);
+            ca.use_authority_key_identifier_extension = true;
+            (ca, rcgen::KeyPair::generate().unwrap())
+        };
+        let ((root, root_key), (ca, key)) = (authority("operator's root", 1), authority("operator's CA", 0));
+        let root_pem = root.self_signed(&root_key).unwrap().pem();
+        let root = rcgen::Issuer::from_params(&root, root_key);
+        (root_pem, ca.signed_by(&key, &root).unwrap().pem(), key.serialize_pem())
+    }
+
     /// For these names.
     pub fn make(names: &[&str]) -> Self {
         let ca_key = rcgen::KeyPair::generate().unwrap();
@@ -425,9 +449,11 @@ impl Certificates {
     }
 }
 
-/// TLS for loopback and the providers' real names.
-fn acceptor(ca_file: &Path) -> TlsAcceptor {
-    let made = Certificates::make(&["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"]);
+/// TLS for loopback, the providers' real names and these.
+fn acceptor(ca_file: &Path, names: &[String]) -> TlsAcceptor {
+    let mut all = vec!["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"];
+    all.extend(names.iter().map(String::as_str));
+    let made = Certificates::make(&all);
     std::fs::write(ca_file, made.ca_pem).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.key.serialize_der()).unwrap();
@@ -450,6 +476,7 @@ impl Provider {
             before_body: Box::new(|_| None),
             check_faults: true,
             port: 0,
+            names: Vec::new(),
         }
     }
 

@@ -18,7 +18,8 @@ pub async fn inside(test: &str) -> bool {
     }
     let dir = tempfile::tempdir().unwrap();
     let hosts = dir.path().join("hosts");
-    std::fs::write(&hosts, "127.0.0.1 localhost api.openai.com api.anthropic.com\n").unwrap();
+    std::fs::write(&hosts, "127.0.0.1 localhost api.openai.com api.anthropic.com known.test unknown.test\n")
+        .unwrap();
     let resolver = dir.path().join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n").unwrap();
     let script = "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/resolv.conf && ip link set lo up \

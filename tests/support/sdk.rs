@@ -24,6 +24,11 @@ pub fn node_dir() -> PathBuf {
     root().join("target/sdk/node")
 }
 
+/// The Node that knows proxy variables by itself, which the machine's own may be too old for.
+pub fn node24_path() -> PathBuf {
+    there(root().join("target/sdk/node/node_modules/.bin/node"))
+}
+
 /// A program with nothing in its environment but a search path.
 fn bare(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);

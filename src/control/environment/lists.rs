@@ -8,10 +8,13 @@ const LOCAL: [&str; 4] = ["localhost", ".localhost", "127.0.0.1", "::1"];
 
 /// All entries of `set`, then loopback and the proxy's own address; each once.
 pub(super) fn no_proxy(set: &[&str], proxy: IpAddr) -> String {
+    // Most clients know this only where it stands alone: with more beside it, it would mean nothing.
+    if set.iter().any(|list| list.trim() == "*") {
+        return "*".into();
+    }
     let own = proxy.to_string();
-    let said = set.iter().flat_map(|list| list.split([',', ' '])).map(str::trim);
     let mut all: Vec<&str> = Vec::new();
-    for entry in said.chain(LOCAL).chain([own.as_str()]).filter(|entry| !entry.is_empty()) {
+    for entry in set.iter().flat_map(|list| entries(list)).chain(LOCAL).chain([own.as_str()]) {
         if !all.contains(&entry) {
             all.push(entry);
         }
@@ -19,9 +22,14 @@ pub(super) fn no_proxy(set: &[&str], proxy: IpAddr) -> String {
     all.join(",")
 }
 
-/// Whether some client takes an entry of this list for `host`.
+/// Clients take commas, and some take blanks, too.
+fn entries(list: &str) -> impl Iterator<Item = &str> {
+    list.split(|c: char| c == ',' || c.is_ascii_whitespace()).filter(|entry| !entry.is_empty())
+}
+
+/// Whether some client takes an entry of this list for `host`, which is in lower case.
 pub(super) fn matches(list: &str, host: &str) -> bool {
-    list.split(',').any(|entry| {
+    entries(&list.to_ascii_lowercase()).any(|entry| {
         let suffix = entry.trim_start_matches('*').trim_start_matches('.');
         entry == "*"
             || !suffix.is_empty()

@@ -8,8 +8,12 @@ fn served(trust: bool) -> Served {
         base_url: vec![BaseUrlVariable { name: variable.into(), path: path.into() }],
         keys: keys.iter().map(|key| (*key).to_owned()).collect(),
     };
-    let files =
-        Trust { ca: "/run/lessor-1.ca.pem".into(), bundle: "/run/lessor-1.bundle.pem".into(), java: None };
+    let files = Trust {
+        ca: "/run/lessor-1.ca.pem".into(),
+        bundle: "/run/lessor-1.bundle.pem".into(),
+        java: None,
+        wgetrc: Some("/run/lessor-1.wgetrc".into()),
+    };
     Served {
         proxy: vec!["127.0.0.1:8321".parse().unwrap()],
         admin: None,
@@ -25,7 +29,8 @@ fn served(trust: bool) -> Served {
 
 fn planned(served: &Served, present: &[(&str, &str)], overrides: bool) -> Changes {
     let present = present.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-    changes(served, &Caller { proxy: served.proxy[0], app: None, overrides, present: &present })
+    let loss = Loss::default();
+    changes(served, &Caller { proxy: served.proxy[0], app: None, overrides, present: &present, loss })
 }
 
 #[test]
@@ -61,12 +66,13 @@ fn with_a_ca_https_goes_through_too_and_each_trust_variable_gets_the_file_that_i
     let plan = planned(&served(true), &[("SSL_CERT_DIR", "/certs"), ("CURL_CA_BUNDLE", "/mine.pem")], false);
     assert_eq!(plan.set["HTTPS_PROXY"], "http://127.0.0.1:8321");
     assert_eq!(plan.set["https_proxy"], "http://127.0.0.1:8321");
-    for name in ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"] {
+    for name in
+        ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"]
+    {
         assert_eq!(plan.set[name], "/run/lessor-1.bundle.pem", "{name}");
     }
-    assert_eq!(plan.set["NODE_EXTRA_CA_CERTS"], "/run/lessor-1.ca.pem");
-    assert!(plan.notes[0].starts_with("CURL_CA_BUNDLE=/mine.pem: replaced by /run/"), "{:?}", plan.notes);
-    assert!(plan.notes[1].starts_with("SSL_CERT_DIR is kept") && plan.notes.len() == 2, "{:?}", plan.notes);
+    assert_eq!(plan.set["SYSTEM_WGETRC"], "/run/lessor-1.wgetrc");
+    assert!(plan.notes[0].starts_with("SSL_CERT_DIR is kept") && plan.notes.len() == 1, "{:?}", plan.notes);
     assert!(!plan.set["JAVA_TOOL_OPTIONS"].contains("https."), "no trust store, no https in Java");
 }
 
@@ -139,10 +145,32 @@ fn an_apps_token_is_its_placeholder_and_its_proxy_password() {
         app: Some(("checkout", &token)),
         overrides: false,
         present: &present,
+        loss: Loss::default(),
     };
     let plan = changes(&served, &caller);
     assert_eq!(plan.set["OPENAI_API_KEY"], "t0ken/@");
     assert_eq!(plan.set["HTTP_PROXY"], "http://checkout:t0ken%2F%40@127.0.0.1:8321");
+}
+
+#[test]
+fn of_several_listeners_a_child_gets_one_of_ipv4_and_of_all_addresses_loopback() {
+    for (listeners, expected) in [
+        (&["[::1]:1", "127.0.0.1:2", "10.0.0.1:3"][..], Some("127.0.0.1:2")),
+        (&["[::1]:1"], Some("[::1]:1")),
+        (&["[::]:1"], Some("[::1]:1")),
+        (&["0.0.0.0:1"], Some("127.0.0.1:1")),
+        (&[], None),
+    ] {
+        let mut served = served(true);
+        served.proxy = listeners.iter().map(|at| at.parse().unwrap()).collect();
+        assert_eq!(served.door(), expected.map(|at| at.parse().unwrap()), "{listeners:?}");
+    }
+    let mut served = served(true);
+    served.proxy = vec!["[::1]:1".parse().unwrap()];
+    let plan = planned(&served, &[], false);
+    assert_eq!(plan.set["NO_PROXY"], "localhost,.localhost,127.0.0.1,::1");
+    assert_eq!(plan.set["OPENAI_BASE_URL"], "http://[::1]:1/openai/v1");
+    assert!(plan.notes.len() == 1 && plan.notes[0].starts_with("Node's fetch"), "{:?}", plan.notes);
 }
 
 #[test]
@@ -153,4 +181,55 @@ fn a_second_run_changes_nothing_and_says_nothing_new() {
     let second = planned(&served, &present, false);
     assert_eq!(second.set, first.set);
     assert_eq!((second.unset, second.notes), (BTreeSet::new(), Vec::new()));
+}
+
+#[test]
+fn what_would_be_trusted_no_longer_is_said_and_what_is_in_the_bundle_too_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let authorities = [(); 3].map(|()| authority());
+    let pem = |which: &[usize]| -> String { which.iter().map(|at| authorities[*at].as_str()).collect() };
+    let file = |name: &str, text: String| {
+        std::fs::write(dir.path().join(name), text).unwrap();
+        dir.path().join(name).display().to_string()
+    };
+    let mut served = served(true);
+    let trust = served.trust.as_mut().unwrap();
+    (trust.ca, trust.bundle) = (file("ca", pem(&[0])).into(), file("bundle", pem(&[1, 0])).into());
+    trust.wgetrc = Some(file("wgetrc", "user_agent = x\nca_certificate = y\n".into()).into());
+    let trust = served.trust.clone().unwrap();
+    let loss = |set: &[(&str, String)]| {
+        Loss::of(&trust, &set.iter().map(|(name, value)| ((*name).into(), value.clone())).collect())
+    };
+    let covered = [
+        ("SSL_CERT_FILE", file("roots", pem(&[1]))),
+        ("CURL_CA_BUNDLE", "/not-there.pem".to_owned()),
+        ("AWS_CA_BUNDLE", String::new()),
+        ("SYSTEM_WGETRC", file("covered", " user_agent = x\nca_certificate = z\n".into())),
+    ];
+    assert_eq!(loss(&covered), Loss::default());
+    let uncovered = [
+        ("NODE_EXTRA_CA_CERTS", file("corp", pem(&[1, 2]))),
+        ("REQUESTS_CA_BUNDLE", trust.bundle.display().to_string()),
+        ("SYSTEM_WGETRC", file("more", "timeout = 3\n".into())),
+    ];
+    let found = loss(&uncovered);
+    let names: Vec<_> = found.variables.iter().map(String::as_str).collect();
+    assert_eq!((names, found.no_roots), (vec!["NODE_EXTRA_CA_CERTS", "SYSTEM_WGETRC"], false));
+    std::fs::write(&trust.bundle, pem(&[0])).unwrap();
+    assert!(loss(&[]).no_roots);
+    let present: BTreeMap<_, _> =
+        uncovered.iter().map(|(name, value)| ((*name).into(), value.clone())).collect();
+    let loss = Loss { no_roots: true, ..found };
+    let caller = Caller { proxy: served.proxy[0], app: None, overrides: false, present: &present, loss };
+    let notes = changes(&served, &caller).notes;
+    assert!(
+        notes[0].starts_with(&format!("NODE_EXTRA_CA_CERTS={}, SYSTEM_WGETRC=", uncovered[0].1)),
+        "{notes:?}"
+    );
+    assert!(notes[1].contains("install them (ca-certificates)") && notes.len() == 2, "{notes:?}");
+}
+
+fn authority() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap().pem()
 }

@@ -1,5 +1,7 @@
 //! The CA's certificate, and a bundle of it with the system's roots, where clients can read them.
 //!
+//! wget reads no variable that names certificates, but one that names its settings: they are a file more.
+//!
 //! Only certificates are written, never a key. Each file is replaced whole: a client that reads it
 //! while it is renewed sees the old one or the new one.
 
@@ -13,39 +15,59 @@ use tokio_util::sync::CancellationToken;
 use super::Authority;
 use super::mint::{CA_NAME, pem_of};
 
-/// Where both are written.
+/// Variables by which clients are told what to trust, besides those that the system's roots go by.
+const TRUST_VARIABLES: [&str; 4] =
+    ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"];
+
+/// Where they are written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaPaths {
     /// The certificate of the CA; of two while one follows the other.
     pub cert: PathBuf,
     /// The system's roots and the same.
     pub bundle: PathBuf,
+    /// wget's settings, with the bundle in them.
+    pub wgetrc: PathBuf,
 }
 
 impl CaPaths {
-    /// Writes both; says up to which turn of the CA they are current.
+    /// Where they are written beside this admin socket, under its name.
+    pub fn beside(socket: &Path) -> Self {
+        Self {
+            cert: socket.with_extension("ca.pem"),
+            bundle: socket.with_extension("ca-bundle.pem"),
+            wgetrc: socket.with_extension("wgetrc"),
+        }
+    }
+
+    /// Writes all; says up to which turn of the CA they are current.
     pub fn write(&self, authority: &Authority) -> io::Result<u64> {
         let (trusted, turn) = authority.trusted();
         let own: String = trusted.iter().map(|certificate| pem_of(certificate)).collect();
         replace(&self.cert, &own)?;
         replace(&self.bundle, &(system_roots() + &own))?;
+        replace(&self.wgetrc, &wget_settings(&self.bundle))?;
         Ok(turn)
     }
 
-    /// Removes both.
+    /// Removes all.
     pub fn remove(&self) {
-        for path in [&self.cert, &self.bundle] {
+        for path in self.all() {
             // Gone already is as good.
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Whether both are there.
+    /// Whether all are there.
     pub fn are_there(&self) -> bool {
-        self.cert.is_file() && self.bundle.is_file()
+        self.all().iter().all(|path| path.is_file())
     }
 
-    /// Keeps both as they should be until told to stop, then removes them. `written` is what [`Self::write`]
+    fn all(&self) -> [&PathBuf; 3] {
+        [&self.cert, &self.bundle, &self.wgetrc]
+    }
+
+    /// Keeps all as they should be until told to stop, then removes them. `written` is what [`Self::write`]
     /// said; where it failed, that was told already.
     pub async fn keep(self, authority: Arc<Authority>, mut written: Option<u64>, stop: CancellationToken) {
         let mut told = written.is_none();
@@ -83,15 +105,40 @@ impl CaPaths {
     }
 }
 
-/// The system's roots as PEM.
+/// The system's roots as PEM, and what this process was told that clients trust: `lessor exec` replaces those
+/// variables in a child, and the child must not trust less for it.
 fn system_roots() -> String {
-    let found = rustls_native_certs::load_native_certs().certs;
+    let mut found = rustls_native_certs::load_native_certs().certs;
+    for path in TRUST_VARIABLES.into_iter().filter_map(std::env::var_os).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        // requests takes a directory, too.
+        let (file, dir) = if path.is_dir() { (None, Some(&*path)) } else { (Some(&*path), None) };
+        let also = rustls_native_certs::load_certs_from_paths(file, dir).certs;
+        found.extend(also);
+    }
+    found.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
+    found.dedup();
     if found.is_empty() {
         tracing::info!("the system has no root certificates; the CA bundle holds lessor's own CA alone");
     }
     // Where a shell that trusts a bundle of lessor's starts lessor again, its CA must not come to stay.
     let own = |certificate: &[u8]| memchr::memmem::find(certificate, CA_NAME.as_bytes()).is_some();
     found.iter().filter(|certificate| !own(certificate)).map(|certificate| pem_of(certificate)).collect()
+}
+
+/// The system's settings for wget, which this file stands in for, and the bundle.
+fn wget_settings(bundle: &Path) -> String {
+    let system = std::env::var_os("SYSTEM_WGETRC").filter(|path| !path.is_empty());
+    let system = system.unwrap_or_else(|| "/etc/wgetrc".into());
+    // Where there is none, wget goes by its defaults.
+    let before = std::fs::read_to_string(system).unwrap_or_default();
+    let is_ours = |line: &&str| line.trim_start().starts_with("ca_certificate");
+    let mut text = String::new();
+    for line in before.lines().filter(|line| !is_ours(line)) {
+        text.push_str(line);
+        text.push('\n');
+    }
+    text + &format!("ca_certificate = {}\n", bundle.display())
 }
 
 /// Writes `text` beside `path` and moves it there.
