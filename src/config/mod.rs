@@ -22,6 +22,7 @@ mod defaults;
 mod errors;
 mod fields;
 mod file;
+mod paths;
 mod providers;
 mod secrets;
 mod sections;
@@ -33,6 +34,7 @@ mod zero;
 pub use ca::CaFiles;
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_str};
+pub use paths::PathPattern;
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::from_environment;
 
@@ -335,6 +337,10 @@ pub struct Provider {
     pub rules: Vec<Rule>,
     /// Where waits are, in order; the first that can be read wins.
     pub waits: Vec<Wait>,
+    /// Paths that no leased key is sent to, in all readings of a path.
+    pub deny_paths: Vec<PathPattern>,
+    /// Exceptions from them.
+    pub allow_paths: Vec<PathPattern>,
     /// Path prefixes known to need no model.
     pub no_model_paths: Vec<String>,
     /// Parts of a path behind which the model stands (`/models/`), up to the next `/` or `:`.

@@ -16,6 +16,7 @@ use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolNam
 
 pub mod apps;
 mod connect;
+mod denied;
 pub mod ring;
 pub mod scan;
 pub mod target;
@@ -318,6 +319,7 @@ impl Routes {
                 format!("app `{}` may not use provider `{provider}`", app.name),
             ));
         }
+        denied::refuse_denied(&keys.provider, target.path(), &path)?;
         let pool = self.pool_for(&head.headers, app, &keys)?;
         let pinned = steer::<KeyId>(&head.headers, "x-lessor-key")?;
         let max_wait = match text_of(&head.headers, "x-lessor-max-wait")? {

@@ -104,6 +104,8 @@ pub(in crate::control) fn provider(
         }),
         rules: Vec::new(),
         waits: Vec::new(),
+        deny_paths: Vec::new(),
+        allow_paths: Vec::new(),
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
         env_other: Vec::new(),
