@@ -28,12 +28,12 @@ use crate::forward::held::Held;
 use crate::forward::replay::{Budget, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
-use crate::listen::{Conn, HeadFacts, Serve};
+use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
 use crate::model::{Class, Code, Fault, Outcome, Scope, Site};
 use crate::route::ring::{Fitting, ModelKnown};
 use crate::route::scan::{ModelScan, Scan};
-use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
+use crate::route::{From, ModelNeed, Plan, Route, Routes, model_can_be_read};
 
 mod answers;
 mod body;
@@ -106,7 +106,7 @@ impl Serve for Proxy {
         let (head, body) = request.into_parts();
         let rooms = &*self.0;
         let connect = head.method == Method::CONNECT;
-        let mode = rooms.routes.mode_of(&head, conn.local());
+        let mode = rooms.routes.mode_of(&head, came_from(&conn));
         let mut trace = Trace::begin(mode, head.method.clone(), rooms.metrics.clone());
         let shape =
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
@@ -145,7 +145,7 @@ impl Rooms {
             return Err(Fault::new(Code::HeaderTooLarge, why));
         }
         let mut caller = None;
-        let plan = self.routes.find(&head, saw_length, conn.local(), &mut caller);
+        let plan = self.routes.find(&head, saw_length, came_from(conn), &mut caller);
         if let Some(app) = caller {
             // Known also where the request is refused: people must see which app it was.
             trace.of(&app, None);
@@ -374,6 +374,14 @@ fn leave_out(fitting: &mut Fitting, route: &Route, in_use: &InUse, outcome: &Out
     fitting.without(&route.keys, |other| {
         other.config.id == *key || (whole_group && group.is_some() && other.config.group == group)
     });
+}
+
+/// The door that a connection came in by, in the next room's words.
+fn came_from(conn: &Conn) -> From {
+    match conn.peer() {
+        Peer::Tcp { local, .. } => From::Tcp(local),
+        Peer::Unix { uid } => From::Unix { uid },
+    }
 }
 
 /// Reads as much of the body as the model needs; what was read is kept for sending.

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Address, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, CaSeen, CheckResult, Hands};
-use crate::control::banner::{Doors, banner};
+use crate::control::banner::{Doors, banner, open_to};
 use crate::control::environment::Served;
 use crate::control::exec;
 use crate::fleet::Fleet;
@@ -366,6 +366,9 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
             eprint!("{}", banner(config, &running.proxy, doors));
         }
     } else {
+        for note in open_to(config, &running.proxy) {
+            tracing::info!("{note}");
+        }
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }

@@ -427,6 +427,10 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("[pools.a]\nfallback = [\"nowhere\"]\n", "pools.a.fallback[0] is \"nowhere\", must be a pool"),
         ("[apps.anonymous]\ntoken = { env = \"CHECKOUT_TOKEN\" }\n", "apps.anonymous is taken"),
         ("[apps.a]\n", "apps.a has no `token`"),
+        ("[apps.a]\nuid = \"nobody-has-this-name\"\n", "must be a user of /etc/passwd, or a number"),
+        ("[apps.a]\nuid = -1\n", "apps.a.uid is -1, must be a whole number"),
+        ("[apps.a]\nuid = true\n", "must be a user's number or name"),
+        ("[apps.a]\nuid = 0\n[apps.b]\nuid = \"root\"\n", "apps a and b have one uid"),
         ("[apps.a]\nproviders = []\n", "apps.a.providers is empty: leave it out where"),
         ("[apps.a]\npools = []\n", "apps.a.pools is empty: leave it out where"),
         (
@@ -664,6 +668,7 @@ fn a_proxy_listener_that_others_reach_needs_apps_and_says_what_to_add() {
         let said = refused(&text);
         assert!(said.contains("add [apps.NAME] with token = { env = \"NAME_TOKEN\" }"), "{said}");
         assert_eq!(said, refused(&format!("{text}[apps]\n")), "an empty [apps] is no app");
+        assert_eq!(said, refused(&format!("{text}[apps.a]\nuid = 0\n")), "no user shows over TCP");
         load(&format!("{text}[apps.a]\ntoken = {{ env = \"CHECKOUT_TOKEN\" }}\n")).unwrap();
     }
     load("[listen]\nproxy = [\"[::1]:8321\", \"unix:/run/p.sock\"]\n").unwrap();

@@ -3,10 +3,12 @@
 
 mod support;
 
+use support::client::Answer;
+use support::lessor::field;
 use support::plays::openai;
 use support::provider::{Manners, ok};
 use support::tunnel::ask;
-use support::{Key, Provider, Request, Setup};
+use support::{Door, Key, Lessor, Provider, Request, Setup, eventually};
 
 #[tokio::test]
 async fn a_path_that_mints_keys_is_denied_in_every_way_in_and_leases_nothing() {
@@ -108,4 +110,77 @@ async fn a_catalogue_providers_host_under_another_name_denies_the_same() {
         .key(Key::new("b").of("other"));
     let lessor = setup.start().await;
     lessor.ask(Request::new("POST", "/other/realtime/client_secrets")).await.is_error(403, "path_denied");
+}
+
+/// A lessor on TCP and on a Unix socket, with what else is set.
+async fn on_both(setup: Setup) -> (Lessor, Door) {
+    let dir = tempfile::tempdir().unwrap().keep();
+    let path = dir.join("proxy.sock");
+    let listen = format!("[\"127.0.0.1:0\", \"unix:{}\"]", path.display());
+    (setup.set("listen.proxy", &listen).start().await, Door::Unix(path))
+}
+
+async fn by(door: &Door, request: Request) -> Answer {
+    support::client::send(door, request).await.unwrap().whole().await.unwrap()
+}
+
+#[tokio::test]
+async fn over_a_unix_socket_the_callers_user_is_token_enough_and_over_tcp_it_is_not() {
+    let provider = Provider::start(openai).await;
+    let me = rustix::process::getuid().as_raw();
+    let setup = Setup::openai(&provider)
+        .key(Key::new("a"))
+        .set("apps.mine.uid", &me.to_string())
+        .set("apps.mine.providers", "[\"openai\"]")
+        .env("TOKEN", "token-of-other")
+        .set("apps.other.token", "{ env = \"TOKEN\" }")
+        .set("apps.other.providers", "[\"anthropic\"]");
+    let (lessor, socket) = on_both(setup).await;
+    let models = || Request::get("/openai/v1/models");
+    assert_eq!(by(&socket, models()).await.status, 200);
+    // The placeholder that every SDK sends is nobody's token, and takes nothing away.
+    assert_eq!(by(&socket, models().header("authorization", "Bearer placeholder")).await.status, 200);
+    assert_eq!(by(&socket, Request::get("http://api.openai.com/v1/models")).await.status, 200);
+    // A token says more than the user; a wrong one is told.
+    let other = models().header("authorization", "Bearer token-of-other");
+    by(&socket, other).await.is_error(403, "app_forbidden");
+    by(&socket, models().header("x-lessor-app-token", "nobodys")).await.is_error(403, "app_unauthenticated");
+    lessor.get("/openai/v1/models").await.is_error(403, "app_unauthenticated");
+    let line = lessor.log_lines().into_iter().find(|line| field(line, "message") == "request").unwrap();
+    assert_eq!(field(&line, "app"), "mine");
+}
+
+#[tokio::test]
+async fn a_user_that_is_no_apps_is_refused_and_told_the_line_to_add() {
+    let provider = Provider::start(openai).await;
+    let me = rustix::process::getuid().as_raw();
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("apps.mine.uid", &(me + 1).to_string());
+    let (_lessor, socket) = on_both(setup).await;
+    let refused = by(&socket, Request::get("/openai/v1/models")).await;
+    refused.is_error(403, "app_unauthenticated");
+    assert!(refused.text().contains(&format!("uid = {me}")), "{}", refused.text());
+    assert_eq!(provider.count(), 0);
+}
+
+#[tokio::test]
+async fn a_start_without_apps_says_who_can_use_the_pool_and_what_to_add() {
+    let provider = Provider::start(openai).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("open.sock");
+    let listen = format!("[\"127.0.0.1:0\", {{ path = {:?}, mode = 0o666 }}]", path.display().to_string());
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("listen.proxy", &listen);
+    let lessor = setup.clone().start().await;
+    eventually("both are said", async || {
+        let log = lessor.log();
+        let tcp = log.contains("every local process can use this pool; give callers tokens with [apps.NAME]");
+        let unix = log.contains("every user that reaches unix:") && log.contains("(mode 0666)");
+        (tcp && unix && log.contains("`uid`")).then_some(())
+    })
+    .await;
+    drop(lessor);
+    let closed = setup.set("apps.mine.uid", "0").start().await;
+    // Lines come in order: after this request's there is none of the start any more.
+    closed.get("/openai/v1/models").await.is_error(403, "app_unauthenticated");
+    eventually("its line", async || closed.log().contains("app_unauthenticated").then_some(())).await;
+    assert!(!closed.log().contains("can use this pool"), "{}", closed.log());
 }

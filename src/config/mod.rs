@@ -28,6 +28,7 @@ mod secrets;
 mod sections;
 mod store;
 mod tree;
+mod users;
 mod values;
 mod zero;
 
@@ -271,8 +272,10 @@ pub struct Limits {
 pub struct AppConfig {
     /// Its name.
     pub name: AppName,
-    /// The token it shows.
-    pub token: Secret,
+    /// The token it shows; `None` where it is known by its user alone.
+    pub token: Option<Secret>,
+    /// The user it runs as: that is enough over a Unix socket.
+    pub uid: Option<u32>,
     /// The pools it may use, the first its default; empty: `default` only.
     pub pools: Vec<PoolName>,
     /// The providers it may use; empty: all.

@@ -12,7 +12,7 @@ use super::{
     Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts,
 };
 
-/// `[listen]`; `anybody` where no apps are told apart.
+/// `[listen]`; `anybody` where no app has a token, so that none can be told apart over TCP.
 pub(super) fn listen(page: &Page<'_>, listen: &Table<'_>, anybody: bool) -> Listen {
     let fields = match listen.get("proxy") {
         Some(field) => field.items().unwrap_or_else(|| vec![field]),

@@ -198,14 +198,6 @@ impl Conn {
         self.peer
     }
 
-    /// Where it came in; `None` over a Unix socket.
-    pub fn local(&self) -> Option<SocketAddr> {
-        match self.peer {
-            Peer::Tcp { local, .. } => Some(local),
-            Peer::Unix { .. } => None,
-        }
-    }
-
     /// Until the answer now begun has ended, the connection (the stream, with HTTP/2) is cut when `watch` is ready. It is asked
     /// beside hyper, since hyper does not look at a body while the client takes none of it.
     pub fn cut_when(&self, watch: CutWatch) {

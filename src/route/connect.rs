@@ -9,15 +9,21 @@ use http::{Method, Uri};
 
 use super::target::{connect_target, host_key, refuse_dot_segments};
 use super::{
-    Plan, Routes, forward_target, host_of, refuse_bad_port, refuse_foreign_port, refuse_method_and_upgrade,
+    From, Plan, Routes, forward_target, host_of, refuse_bad_port, refuse_foreign_port,
+    refuse_method_and_upgrade,
 };
 use crate::config::Provider;
 use crate::model::{AppName, Code, Fault, Inside, Mode, Site};
 
 impl Routes {
     /// Judges a CONNECT. All that can wait for a request is left to the inside, where SDKs read errors.
-    pub(super) fn connect(&self, head: &Parts, caller: &mut Option<AppName>) -> Result<Plan, Fault> {
-        let app = self.apps.identify(Mode::Connect, &head.headers, None, false)?;
+    pub(super) fn connect(
+        &self,
+        head: &Parts,
+        from: From,
+        caller: &mut Option<AppName>,
+    ) -> Result<Plan, Fault> {
+        let app = self.apps.identify(Mode::Connect, from, &head.headers, None, false)?;
         *caller = Some(app.name.clone());
         let (host, port) = connect_target(&head.uri)?;
         let Some(keys) = self.provider_of(&host)? else {

@@ -53,6 +53,18 @@ pub enum Plan {
     },
 }
 
+/// Where a request's connection came in.
+#[derive(Debug, Clone, Copy)]
+pub enum From {
+    /// Over TCP, at this address of the listener's.
+    Tcp(SocketAddr),
+    /// Over a Unix socket.
+    Unix {
+        /// The user at the other end, by the kernel's word.
+        uid: u32,
+    },
+}
+
 /// A request for a provider.
 #[derive(Debug)]
 pub struct Route {
@@ -156,14 +168,14 @@ impl Routes {
         &self.apps
     }
 
-    /// Judges a request. `local` is where its connection came in; `None` over a Unix socket.
+    /// Judges a request.
     /// `caller` is filled in as soon as it is known, also where the request is then refused.
     /// `saw_length`: the head had a `content-length` line, even where the parser dropped it.
     pub fn find(
         &self,
         head: &Parts,
         saw_length: bool,
-        local: Option<SocketAddr>,
+        from: From,
         caller: &mut Option<AppName>,
     ) -> Result<Plan, Fault> {
         refuse_bad_framing(head, saw_length)?;
@@ -176,22 +188,22 @@ impl Routes {
                     "CONNECT is for HTTP/1.1 connections to this listener; what is inside may be HTTP/2";
                 return Err(Fault::new(Code::MethodDenied, why));
             }
-            return self.connect(head, caller);
+            return self.connect(head, from, caller);
         }
         refuse_method_and_upgrade(head)?;
         match head.uri.authority() {
-            Some(authority) => self.absolute(head, authority, local, caller),
-            None => self.base_url(head, local, host_of(head)?, caller),
+            Some(authority) => self.absolute(head, authority, from, caller),
+            None => self.base_url(head, from, host_of(head)?, caller),
         }
     }
 
     /// The mode of a request whose plan could not be made: decides how an error looks.
-    pub fn mode_of(&self, head: &Parts, local: Option<SocketAddr>) -> Mode {
+    pub fn mode_of(&self, head: &Parts, from: From) -> Mode {
         if head.method == Method::CONNECT || head.extensions.get::<Arc<Inside>>().is_some() {
             return Mode::Connect;
         }
         match head.uri.authority() {
-            Some(authority) if !self.is_own(head, authority, local) => Mode::Forward,
+            Some(authority) if !self.is_own(head, authority, from) => Mode::Forward,
             _ => Mode::BaseUrl,
         }
     }
@@ -199,12 +211,12 @@ impl Routes {
     /// Whether a target with an authority is the sidecar itself: an app with both a base URL and a proxy sends
     /// that, and HTTP/2 has no other form. There the port may be another, since something may stand between:
     /// the sidecar's names, and whoever came by a Unix socket, say enough.
-    fn is_own(&self, head: &Parts, authority: &Authority, local: Option<SocketAddr>) -> bool {
+    fn is_own(&self, head: &Parts, authority: &Authority, from: From) -> bool {
         let host = host_key(authority.host());
         let own_port = self.own_ports.contains(&authority.port_u16().unwrap_or(80));
-        let named = || local.is_none() || self.config.listen.hosts.contains(&host);
+        let named = || matches!(from, From::Unix { .. }) || self.config.listen.hosts.contains(&host);
         head.uri.scheme_str().unwrap_or("http") == "http"
-            && self.is_own_name(&host, local)
+            && self.is_own_name(&host, from)
             && (own_port || (head.version == Version::HTTP_2 && named()))
     }
 
@@ -224,14 +236,14 @@ impl Routes {
     fn base_url(
         &self,
         head: &Parts,
-        local: Option<SocketAddr>,
+        from: From,
         host: &str,
         caller: &mut Option<AppName>,
     ) -> Result<Plan, Fault> {
-        self.refuse_foreign_host(host, local)?;
+        self.refuse_foreign_host(host, from)?;
         self.refuse_foreign_page(&head.headers)?;
         let path = head.uri.path();
-        let app = self.apps.identify(Mode::BaseUrl, &head.headers, head.uri.query(), true)?;
+        let app = self.apps.identify(Mode::BaseUrl, from, &head.headers, head.uri.query(), true)?;
         *caller = Some(app.name.clone());
         refuse_dot_segments(path)?;
         let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
@@ -253,7 +265,7 @@ impl Routes {
         &self,
         head: &Parts,
         authority: &Authority,
-        local: Option<SocketAddr>,
+        from: From,
         caller: &mut Option<AppName>,
     ) -> Result<Plan, Fault> {
         refuse_userinfo(authority)?;
@@ -267,8 +279,8 @@ impl Routes {
             return Err(Fault::new(Code::BadRequest, "only http:// and https:// targets are known"));
         }
         refuse_bad_port(authority)?;
-        if self.is_own(head, authority, local) {
-            return self.base_url(head, local, authority.as_str(), caller);
+        if self.is_own(head, authority, from) {
+            return self.base_url(head, from, authority.as_str(), caller);
         }
         let path = head.uri.path();
         refuse_dot_segments(path)?;
@@ -276,7 +288,7 @@ impl Routes {
         // The gate comes first; an app may show its token as the placeholder key to a provider alone.
         let placeholder = matches!(provider, Ok(Some(_)));
         let query = head.uri.query().filter(|_| placeholder);
-        let app = self.apps.identify(Mode::Forward, &head.headers, query, placeholder)?;
+        let app = self.apps.identify(Mode::Forward, from, &head.headers, query, placeholder)?;
         *caller = Some(app.name.clone());
         if let Some(keys) = provider? {
             let usual = if scheme == "https" { 443 } else { 80 };
@@ -416,20 +428,18 @@ impl Routes {
         ))
     }
 
-    fn is_own_name(&self, host: &str, local: Option<SocketAddr>) -> bool {
+    fn is_own_name(&self, host: &str, from: From) -> bool {
         is_loopback_name(host)
             || self.config.listen.hosts.iter().any(|name| name == host)
-            || local.is_some_and(|at| {
-                host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip()))
-            })
+            || matches!(from, From::Tcp(at) if host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip())))
     }
 
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
     /// no page can come.
-    fn refuse_foreign_host(&self, host: &str, local: Option<SocketAddr>) -> Result<(), Fault> {
+    fn refuse_foreign_host(&self, host: &str, from: From) -> Result<(), Fault> {
         let authority = host.parse::<Authority>().ok().filter(|authority| !authority.as_str().contains('@'));
         let name = authority.map(|authority| host_key(authority.host())).unwrap_or_default();
-        if local.is_none() || self.is_own_name(&name, local) {
+        if matches!(from, From::Unix { .. }) || self.is_own_name(&name, from) {
             return Ok(());
         }
         Err(Fault::new(
