@@ -3,12 +3,16 @@
 
 mod support;
 
+use std::time::Duration;
+
+use serde_json::json;
 use support::client::Answer;
 use support::lessor::field;
 use support::plays::openai;
 use support::provider::{Manners, ok};
-use support::tunnel::ask;
-use support::{Door, Key, Lessor, Provider, Request, Setup, eventually};
+use support::tunnel::{ask, tls};
+use support::{Door, Key, Lessor, Play, Provider, Raw, Request, Setup, eventually, within};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 #[tokio::test]
 async fn a_path_that_mints_keys_is_denied_in_every_way_in_and_leases_nothing() {
@@ -183,4 +187,182 @@ async fn a_start_without_apps_says_who_can_use_the_pool_and_what_to_add() {
     closed.get("/openai/v1/models").await.is_error(403, "app_unauthenticated");
     eventually("its line", async || closed.log().contains("app_unauthenticated").then_some(())).await;
     assert!(!closed.log().contains("can use this pool"), "{}", closed.log());
+}
+
+/// Two apps, each with a token of its own: `one-token` and `two-token`.
+fn two_apps(provider: &Provider) -> Setup {
+    Setup::openai(provider)
+        .key(Key::new("a").cap(1))
+        .env("ONE", "one-token")
+        .env("TWO", "two-token")
+        .set("apps.one.token", "{ env = \"ONE\" }")
+        .set("apps.two.token", "{ env = \"TWO\" }")
+}
+
+fn models_of(app: &str) -> Request {
+    Request::get("/openai/v1/models").header("x-lessor-app-token", &format!("{app}-token"))
+}
+
+/// A CONNECT as the app `one`.
+async fn connect_as_one(lessor: &Lessor, authority: &str) -> Raw {
+    let mut raw = lessor.raw().await;
+    let hello = "CONNECT {} HTTP/1.1\r\nHost: {}\r\nX-Lessor-App-Token: one-token\r\n\r\n";
+    raw.write(hello.replace("{}", authority)).await;
+    let head = raw.read_to("\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    raw
+}
+
+/// Fails unless the connection is reset within a second, whatever came before.
+async fn is_reset(socket: &mut (impl AsyncRead + Unpin), what: &str) {
+    let reading = async {
+        let mut some = [0; 4096];
+        loop {
+            match socket.read(&mut some).await {
+                Ok(0) => panic!("{what}: a clean end"),
+                Ok(_) => {}
+                Err(why) => return why,
+            }
+        }
+    };
+    let why = within(Duration::from_secs(1), what, reading).await;
+    assert_eq!(why.kind(), std::io::ErrorKind::ConnectionReset, "{what}");
+}
+
+#[tokio::test]
+async fn a_revoked_app_is_refused_until_it_is_restored_and_others_go_on() {
+    let provider = Provider::start(openai).await;
+    let lessor = two_apps(&provider).start().await;
+    assert_eq!(lessor.ask(models_of("one")).await.status, 200);
+    let said = lessor.cli(&["apps", "revoke", "one"]).await;
+    assert!(said.ok().contains("revoked, until restored or a restart"), "{said:?}");
+    let refused = lessor.ask(models_of("one")).await;
+    refused.is_error(403, "app_forbidden");
+    assert!(refused.text().contains("lessor apps restore one"), "{}", refused.text());
+    let forward = Request::get("http://api.openai.com/v1/models").header("x-lessor-app-token", "one-token");
+    lessor.ask(forward).await.is_error(403, "app_forbidden");
+    let mut raw = lessor.raw().await;
+    raw.write("CONNECT api.openai.com:443 HTTP/1.1\r\nHost: x\r\nX-Lessor-App-Token: one-token\r\n\r\n")
+        .await;
+    assert!(raw.rest().await.starts_with("HTTP/1.1 403 app_forbidden: "));
+    assert_eq!(lessor.ask(models_of("two")).await.status, 200);
+    let apps = lessor.cli(&["apps", "list", "--json"]).await.json();
+    assert_eq!((&apps["apps"][0]["name"], &apps["apps"][0]["revoked"]), (&json!("one"), &json!(true)));
+    assert_eq!(apps["apps"][1]["revoked"], false);
+    assert!(!apps.to_string().contains("-token"), "{apps}");
+    lessor.cli(&["apps", "restore", "one"]).await.ok();
+    assert_eq!(lessor.ask(models_of("one")).await.status, 200);
+}
+
+#[tokio::test]
+async fn only_who_may_change_keys_may_revoke_an_app() {
+    let provider = Provider::start(openai).await;
+    let lessor = two_apps(&provider).start().await;
+    let refused = by(&lessor.admin_door(), Request::new("POST", "/v1/apps/one/revoke")).await;
+    assert_eq!((refused.status, refused.header("x-lessor-error")), (403, "admin_forbidden"));
+    let unknown = lessor.admin_post("/v1/apps/three/revoke").await;
+    assert_eq!((unknown.status, unknown.header("x-lessor-error")), (404, "unknown_app"));
+    assert!(unknown.text().contains("one, two"), "{}", unknown.text());
+    assert_eq!(lessor.admin("/v1/apps").await.json()["apps"].as_array().unwrap().len(), 2);
+    assert_eq!(lessor.ask(models_of("one")).await.status, 200);
+}
+
+#[tokio::test]
+async fn everybody_without_apps_is_one_app_that_can_be_revoked() {
+    let provider = Provider::start(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    lessor.cli(&["apps", "revoke", "anonymous"]).await.ok();
+    lessor.get("/openai/v1/models").await.is_error(403, "app_forbidden");
+    lessor.cli(&["apps", "restore", "anonymous"]).await.ok();
+    assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
+}
+
+#[tokio::test]
+async fn revoking_an_app_breaks_its_open_stream_off_and_frees_the_key() {
+    let provider = Provider::start(|_| Play::sse().event("first").silence()).await;
+    let lessor = two_apps(&provider).start().await;
+    let mut stream = lessor.open(models_of("one")).await;
+    stream.read_to("first").await;
+    lessor.cli(&["apps", "revoke", "one"]).await.ok();
+    let next = within(Duration::from_secs(1), "the cut", stream.next()).await;
+    assert!(matches!(next, Some(Err(_))), "a cut looks like no end: {next:?}");
+    lessor.is_free_within_a_second("a").await;
+    eventually("the provider sees it go", async || provider.seen()[0].gone).await;
+    eventually("the log says why", async || lessor.log().contains("\"app_revoked\"").then_some(())).await;
+}
+
+#[tokio::test]
+async fn revoking_an_app_ends_its_requests_in_the_queue_and_at_the_provider_and_no_others() {
+    let provider = Provider::start(|_| Play::new().silence()).await;
+    let lessor = two_apps(&provider).start().await;
+    let (at_provider, queued, others) = (models_of("one"), models_of("one"), models_of("two"));
+    let mut held = Box::pin(lessor.ask(at_provider));
+    let refused = async {
+        provider.request(1).await;
+        let mut queued = Box::pin(lessor.ask(queued));
+        let mut others = Box::pin(lessor.try_open(others));
+        tokio::select! {
+            _ = &mut queued => panic!("answered while the key is taken"),
+            _ = &mut others => panic!("answered while the key is taken"),
+            () = lessor.comes_to_queue(2) => {}
+        }
+        lessor.cli(&["apps", "revoke", "one"]).await.ok();
+        queued.await.is_error(403, "app_forbidden");
+        // The other's comes to the provider now.
+        tokio::select! {
+            _ = &mut others => panic!("the provider says nothing"),
+            seen = provider.request(2) => assert_eq!(seen.key(), "sk-a"),
+        }
+    };
+    let (answer, ()) = tokio::join!(&mut held, refused);
+    answer.is_error(403, "app_forbidden");
+}
+
+#[tokio::test]
+async fn revoking_an_app_resets_its_tunnels_blind_and_opened_idle_and_under_way() {
+    let provider = Provider::start(|seen| {
+        if seen.target.contains("slow") { Play::sse().event("first").silence() } else { ok() }
+    })
+    .await;
+    let origin = Provider::origin(|_| Play::sse().event("first").silence()).await;
+    let lessor = two_apps(&provider).start().await;
+    // Blind, with nothing in it, and with an answer under way.
+    let mut blind = connect_as_one(&lessor, &origin.addr().to_string()).await;
+    let mut blind_busy = connect_as_one(&lessor, &origin.addr().to_string()).await;
+    blind_busy.write("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    blind_busy.read_to("first").await;
+    // Opened: nothing begun, an idle TLS connection after a request, half a head, a stream.
+    let mut unbegun = connect_as_one(&lessor, "api.openai.com:443").await;
+    let mut idle = connect_as_one(&lessor, "api.openai.com:80").await;
+    idle.write("GET /v1/x HTTP/1.1\r\nHost: api.openai.com\r\n\r\n").await;
+    assert_eq!(idle.answer().await.0, 200);
+    let mut half = connect_as_one(&lessor, "api.openai.com:80").await;
+    half.write("GET /v1/x HTTP/1.1\r\nHo").await;
+    let raw = connect_as_one(&lessor, "api.openai.com:443").await;
+    let mut tls = tls(&lessor, raw, "api.openai.com").await.unwrap();
+    let mut busy = connect_as_one(&lessor, "api.openai.com:80").await;
+    busy.write("GET /v1/slow HTTP/1.1\r\nHost: api.openai.com\r\n\r\n").await;
+    busy.read_to("first").await;
+    lessor.cli(&["apps", "revoke", "one"]).await.ok();
+    is_reset(&mut blind.0, "a blind tunnel").await;
+    is_reset(&mut blind_busy.0, "a blind tunnel under way").await;
+    is_reset(&mut unbegun.0, "an opened tunnel with nothing begun").await;
+    is_reset(&mut idle.0, "an opened tunnel between requests").await;
+    is_reset(&mut half.0, "an opened tunnel in a head").await;
+    is_reset(&mut tls, "an opened tunnel under TLS").await;
+    is_reset(&mut busy.0, "an opened tunnel with a stream").await;
+    lessor.is_free_within_a_second("a").await;
+}
+
+#[tokio::test]
+async fn a_revoked_lease_is_named_so_in_the_log() {
+    let provider = Provider::start(|_| Play::sse().event("first").silence()).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let mut stream = lessor.open(Request::get("/openai/v1/models")).await;
+    let lease = stream.header("x-lessor-lease").to_owned();
+    stream.read_to("first").await;
+    lessor.cli(&["leases", "revoke", &lease]).await.ok();
+    assert!(stream.next().await.unwrap().is_err());
+    eventually("its line", async || lessor.log().contains("\"lease_revoked\"").then_some(())).await;
+    assert!(!lessor.log().contains("\"lease_lost\""), "{}", lessor.log());
 }

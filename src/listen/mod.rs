@@ -203,6 +203,16 @@ impl Conn {
     pub fn cut_when(&self, watch: CutWatch) {
         self.signals.cut_when(Some(watch));
     }
+
+    /// From now on, the connection is cut when `watch` is ready, whether something is being answered or not.
+    pub fn cut_for_good_when(&self, watch: CutWatch) {
+        self.signals.cut_for_good_when(watch);
+    }
+
+    /// The close that follows is a reset, so that it looks like no clean end.
+    pub fn close_by_reset(&self) {
+        self.signals.close_by_reset();
+    }
 }
 
 /// What hyper cannot say about a request; in its extensions.

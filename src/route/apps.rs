@@ -1,5 +1,9 @@
 //! Whose request it is: the one gate before all routing.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use base64::Engine as _;
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
@@ -7,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
 use super::From;
+use super::standing::Standing;
 use crate::config::{AppConfig, Config, catalogue};
 use crate::model::{AppName, Code, Fault, Mode};
 
@@ -20,6 +25,8 @@ pub struct Apps {
     /// Digests of tokens, and whose they are.
     tokens: Vec<([u8; 32], usize)>,
     anonymous: AppConfig,
+    /// Of every app here; a new one with each restoring.
+    standings: HashMap<AppName, ArcSwap<Standing>>,
 }
 
 impl Apps {
@@ -27,7 +34,10 @@ impl Apps {
     pub fn new(config: &Config) -> Self {
         let digest =
             |(at, app): (usize, &AppConfig)| Some((digest(app.token.as_ref()?.expose().as_bytes()), at));
+        let names = config.apps.iter().map(|app| app.name.clone());
+        let anonymous = config.apps.is_empty().then(AppName::anonymous);
         Self {
+            standings: names.chain(anonymous).map(|name| (name, ArcSwap::default())).collect(),
             apps: config.apps.clone(),
             tokens: config.apps.iter().enumerate().filter_map(digest).collect(),
             anonymous: AppConfig {
@@ -88,7 +98,29 @@ impl Apps {
 
     /// The app of this name.
     pub fn by_name(&self, name: &AppName) -> Option<&AppConfig> {
-        self.apps.iter().chain((!self.required()).then_some(&self.anonymous)).find(|app| app.name == *name)
+        self.all().find(|app| app.name == *name)
+    }
+
+    /// Every app here: those of the configuration, or `anonymous`.
+    pub fn all(&self) -> impl Iterator<Item = &AppConfig> {
+        self.apps.iter().chain((!self.required()).then_some(&self.anonymous))
+    }
+
+    /// An app's standing now; of one that is not known, a good one, for nothing is asked as that.
+    pub fn standing(&self, name: &AppName) -> Standing {
+        self.standings.get(name).map_or_else(Standing::default, |standing| Standing::clone(&standing.load()))
+    }
+
+    /// Ends all that this app has under way, and lets it in no more until it is restored.
+    pub fn revoke(&self, name: &AppName) {
+        self.standing(name).revoke();
+    }
+
+    /// Lets it in again. What it had under way stays ended.
+    pub fn restore(&self, name: &AppName) {
+        if let Some(standing) = self.standings.get(name).filter(|standing| standing.load().is_revoked()) {
+            standing.store(Arc::default());
+        }
     }
 
     /// Whether a header's value carries some app's token: then it must not leave.

@@ -19,10 +19,12 @@ mod connect;
 mod denied;
 pub mod ring;
 pub mod scan;
+mod standing;
 pub mod target;
 
 use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Ring};
+pub use standing::Standing;
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 
 /// The longest wait a request may ask for.
@@ -63,6 +65,31 @@ pub enum From {
         /// The user at the other end, by the kernel's word.
         uid: u32,
     },
+}
+
+/// Who asks, and whether he may go on.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// The app.
+    pub app: AppName,
+    /// As it was when this request came.
+    pub standing: Standing,
+}
+
+impl Caller {
+    /// Nobody yet.
+    pub fn unknown() -> Self {
+        Self { app: AppName::anonymous(), standing: Standing::default() }
+    }
+
+    /// Why nothing more is done for it, once it was revoked.
+    pub fn revoked(&self) -> Fault {
+        let app = &self.app;
+        Fault::new(
+            Code::AppForbidden,
+            format!("app `{app}` was revoked by hand; `lessor apps restore {app}` lets it in again"),
+        )
+    }
 }
 
 /// A request for a provider.
@@ -150,7 +177,7 @@ pub fn model_can_be_read(headers: &HeaderMap) -> bool {
 #[derive(Debug)]
 pub struct Routes {
     config: Arc<Config>,
-    apps: Apps,
+    apps: Arc<Apps>,
     ring: Arc<Ring>,
     /// Ports of lessor's own proxy listeners.
     own_ports: Vec<u16>,
@@ -160,11 +187,11 @@ impl Routes {
     /// `own` are the addresses really bound.
     pub fn new(config: Arc<Config>, ring: Arc<Ring>, own: &[SocketAddr]) -> Self {
         let own_ports = own.iter().map(SocketAddr::port).collect();
-        Self { apps: Apps::new(&config), config, ring, own_ports }
+        Self { apps: Arc::new(Apps::new(&config)), config, ring, own_ports }
     }
 
     /// All callers.
-    pub fn apps(&self) -> &Apps {
+    pub fn apps(&self) -> &Arc<Apps> {
         &self.apps
     }
 
@@ -176,7 +203,7 @@ impl Routes {
         head: &Parts,
         saw_length: bool,
         from: From,
-        caller: &mut Option<AppName>,
+        caller: &mut Caller,
     ) -> Result<Plan, Fault> {
         refuse_bad_framing(head, saw_length)?;
         if let Some(inside) = head.extensions.get::<Arc<Inside>>() {
@@ -233,18 +260,12 @@ impl Routes {
         }
     }
 
-    fn base_url(
-        &self,
-        head: &Parts,
-        from: From,
-        host: &str,
-        caller: &mut Option<AppName>,
-    ) -> Result<Plan, Fault> {
+    fn base_url(&self, head: &Parts, from: From, host: &str, caller: &mut Caller) -> Result<Plan, Fault> {
         self.refuse_foreign_host(host, from)?;
         self.refuse_foreign_page(&head.headers)?;
         let path = head.uri.path();
         let app = self.apps.identify(Mode::BaseUrl, from, &head.headers, head.uri.query(), true)?;
-        *caller = Some(app.name.clone());
+        self.admit(app, caller)?;
         refuse_dot_segments(path)?;
         let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
             Some(Ok((name, rest))) => (name, &path[path.len() - rest.len() - 1..]),
@@ -266,7 +287,7 @@ impl Routes {
         head: &Parts,
         authority: &Authority,
         from: From,
-        caller: &mut Option<AppName>,
+        caller: &mut Caller,
     ) -> Result<Plan, Fault> {
         refuse_userinfo(authority)?;
         let named = host_of(head)?;
@@ -289,7 +310,7 @@ impl Routes {
         let placeholder = matches!(provider, Ok(Some(_)));
         let query = head.uri.query().filter(|_| placeholder);
         let app = self.apps.identify(Mode::Forward, from, &head.headers, query, placeholder)?;
-        *caller = Some(app.name.clone());
+        self.admit(app, caller)?;
         if let Some(keys) = provider? {
             let usual = if scheme == "https" { 443 } else { 80 };
             let port = authority.port_u16().unwrap_or(usual);
@@ -313,6 +334,12 @@ impl Routes {
             ));
         }
         Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
+    }
+
+    /// Says who asks, and refuses one that a person revoked.
+    fn admit(&self, app: &AppConfig, caller: &mut Caller) -> Result<(), Fault> {
+        *caller = Caller { app: app.name.clone(), standing: self.apps.standing(&app.name) };
+        if caller.standing.is_revoked() { Err(caller.revoked()) } else { Ok(()) }
     }
 
     fn lend(
