@@ -142,7 +142,19 @@ impl LeaseConfig {
     pub fn margin(&self) -> Duration {
         (self.ttl / 10).max(Duration::from_millis(500))
     }
+
+    /// The longest heartbeat: one more renewal, which may take as long as a call does, must be answered
+    /// before the margin.
+    pub fn longest_heartbeat(&self) -> Duration {
+        let room = self.ttl.saturating_sub(self.margin());
+        // With a short TTL a renewal is bounded by a third of it, and by the heartbeat itself.
+        let call = STORE_CALL.min(self.ttl / 3);
+        room.saturating_sub(call).max((room / 2).min(call))
+    }
 }
+
+/// The longest that one call to a shared store takes.
+pub const STORE_CALL: Duration = Duration::from_millis(640);
 
 /// `lease.on_lost`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
