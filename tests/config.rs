@@ -592,6 +592,7 @@ fn what_cannot_be_a_store_is_refused_with_the_rule_and_a_password_in_the_file_wi
         ("url = \"redis://h/-1\"", "must name its database by a number"),
         ("url = \"redis://h/1/2\"", "no more than a database's number"),
         ("url = \"redis-cluster://h/1\"", "must name no database but 0"),
+        ("url = \"valkey://h\"", "must be of kind redis: or rediss: also where the server is Valkey"),
         ("url = \"redis-sentinel://h\"", "must name the primary as the sentinels do"),
         ("url = \"redis-sentinel://h/\"", "must name the primary as the sentinels do"),
         ("url = \"redis-sentinel://h/p/x\"", "must name its database by a number"),
