@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use serde_json::json;
 use support::client::Answer;
+use support::h2::H2;
 use support::lessor::field;
 use support::plays::openai;
 use support::provider::{Manners, ok};
-use support::tunnel::{ask, tls};
+use support::tunnel::{ask, tls, tls_client, trusted};
 use support::{Door, Key, Lessor, Play, Provider, Raw, Request, Setup, eventually, within};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
@@ -33,6 +34,8 @@ async fn a_path_that_mints_keys_is_denied_in_every_way_in_and_leases_nothing() {
             let forward = Request::new(method, &format!("http://api.openai.com{path}"));
             lessor.ask(forward).await.is_error(403, "path_denied");
             ask(&lessor, "api.openai.com:443", Request::new(method, path)).await.is_error(403, "path_denied");
+            let http_2 = H2::to(&lessor).await;
+            http_2.ask(Request::new(method, &format!("/openai{path}"))).await.is_error(403, "path_denied");
         }
     }
     assert_eq!((provider.count(), lessor.metric("lessor_lease_acquire_total").await as u32), (0, 0));
@@ -150,8 +153,8 @@ async fn over_a_unix_socket_the_callers_user_is_token_enough_and_over_tcp_it_is_
     by(&socket, other).await.is_error(403, "app_forbidden");
     by(&socket, models().header("x-lessor-app-token", "nobodys")).await.is_error(403, "app_unauthenticated");
     lessor.get("/openai/v1/models").await.is_error(403, "app_unauthenticated");
-    let line = lessor.log_lines().into_iter().find(|line| field(line, "message") == "request").unwrap();
-    assert_eq!(field(&line, "app"), "mine");
+    let of_mine = |line: &serde_json::Value| field(line, "app") == "mine" && field(line, "status") == "200";
+    eventually("its line", async || lessor.log_lines().iter().any(of_mine).then_some(())).await;
 }
 
 #[tokio::test]
@@ -352,6 +355,39 @@ async fn revoking_an_app_resets_its_tunnels_blind_and_opened_idle_and_under_way(
     is_reset(&mut tls, "an opened tunnel under TLS").await;
     is_reset(&mut busy.0, "an opened tunnel with a stream").await;
     lessor.is_free_within_a_second("a").await;
+}
+
+#[tokio::test]
+async fn revoking_an_app_breaks_off_its_http_2_too_in_a_tunnel_and_beside_one() {
+    let provider = Provider::start(|_| Play::sse().event("first").silence()).await;
+    let setup = two_apps(&provider).key(Key::new("b").cap(1)).set("proxy.alpn", "[\"h2\", \"http/1.1\"]");
+    let lessor = setup.start().await;
+    let mut inside = Vec::new();
+    for _ in 0..2 {
+        let raw = connect_as_one(&lessor, "api.openai.com:443").await;
+        let name = rustls::pki_types::ServerName::try_from("api.openai.com").unwrap();
+        let stream = tls_client(trusted(&lessor), &["h2"]).connect(name, raw.0).await.unwrap();
+        inside.push(H2::over(stream, "https://api.openai.com").await);
+    }
+    let beside = H2::to(&lessor).await;
+    let mut streams = vec![
+        inside[0].open(Request::get("/v1/models")).await.unwrap(),
+        beside.open(models_of("one")).await.unwrap(),
+    ];
+    for stream in &mut streams {
+        stream.read_to("first").await;
+    }
+    lessor.cli(&["apps", "revoke", "one"]).await.ok();
+    for stream in &mut streams {
+        let next = within(Duration::from_secs(1), "the cut", stream.next()).await;
+        assert!(matches!(next, Some(Err(_))), "a cut looks like no end: {next:?}");
+    }
+    for tunnel in inside {
+        tunnel.ends_within(Duration::from_secs(1)).await.expect_err("a tunnel's clean end");
+    }
+    // Other apps' requests may share a connection that is no tunnel.
+    assert_eq!(beside.open(models_of("two")).await.unwrap().status, 200);
+    beside.ask(models_of("one")).await.is_error(403, "app_forbidden");
 }
 
 #[tokio::test]
