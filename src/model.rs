@@ -476,6 +476,8 @@ pub enum Code {
     DestinationDenied,
     /// 403: a foreign web page, or a foreign `Host`.
     OriginDenied,
+    /// 403: no leased key is sent to this path.
+    PathDenied,
     /// 405: TRACE, nested CONNECT.
     MethodDenied,
     /// 501: an upgrade, or a transfer coding, that is not supported.
@@ -513,6 +515,7 @@ impl Code {
             Self::AppForbidden => "app_forbidden",
             Self::DestinationDenied => "destination_denied",
             Self::OriginDenied => "origin_denied",
+            Self::PathDenied => "path_denied",
             Self::MethodDenied => "method_denied",
             Self::UpgradeUnsupported => "upgrade_unsupported",
             Self::UnknownProvider => "unknown_provider",

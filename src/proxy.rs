@@ -10,6 +10,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -28,12 +29,12 @@ use crate::forward::held::Held;
 use crate::forward::replay::{Budget, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
-use crate::listen::{Conn, HeadFacts, Serve};
+use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
 use crate::model::{Class, Code, Fault, KeyId, Outcome, Scope, Site};
 use crate::route::ring::{ModelKnown, Ring, Wish};
 use crate::route::scan::{ModelScan, Scan};
-use crate::route::{ModelNeed, Plan, Route, Routes, model_can_be_read};
+use crate::route::{Caller, From, ModelNeed, Plan, Route, Routes, Standing, model_can_be_read};
 
 mod answers;
 mod body;
@@ -110,20 +111,24 @@ impl Serve for Proxy {
         let (head, body) = request.into_parts();
         let rooms = &*self.0;
         let connect = head.method == Method::CONNECT;
-        let mode = rooms.routes.mode_of(&head, conn.local());
+        let mode = rooms.routes.mode_of(&head, came_from(&conn));
         let mut trace = Trace::begin(mode, head.method.clone(), rooms.metrics.clone());
         let shape =
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
-        match rooms.walk(head, body, &conn, &mut trace).await {
-            Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, &conn, trace),
+        let mut caller = Caller::unknown();
+        let served = rooms.walk(head, body, &conn, &mut trace, &mut caller).await;
+        let standing = caller.standing;
+        match served {
+            Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, &conn, standing, trace),
             Ok(Served::Open(site)) => {
-                // Each request inside is told by itself.
+                // Each request inside is told by itself; between them, too, a revoked app is cut off.
                 trace.say_nothing();
+                conn.cut_for_good_when(Box::new(standing.watch()));
                 let mut response = Response::new(AnswerBody::own(Bytes::new()));
                 response.extensions_mut().insert(site);
                 response
             }
-            Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, trace),
+            Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, standing, trace),
             Err(fault) => {
                 let answer = answers::answer(&fault, shape, trace.mode(), connect);
                 trace.refused(answer.status().as_u16(), fault);
@@ -140,6 +145,7 @@ impl Rooms {
         body: Incoming,
         conn: &Conn,
         trace: &mut Trace,
+        caller: &mut Caller,
     ) -> Result<Served, Fault> {
         let facts = head.extensions.get::<HeadFacts>().copied();
         // Unscanned is as good as seen: a chunked request whose head nobody looked at is not repaired.
@@ -148,13 +154,26 @@ impl Rooms {
             let why = "the request head is larger than limits.max_header_bytes or has more lines than limits.max_headers";
             return Err(Fault::new(Code::HeaderTooLarge, why));
         }
-        let mut caller = None;
-        let plan = self.routes.find(&head, saw_length, conn.local(), &mut caller);
-        if let Some(app) = caller {
-            // Known also where the request is refused: people must see which app it was.
-            trace.of(&app, None);
+        let plan = self.routes.find(&head, saw_length, came_from(conn), caller);
+        // Also where the request is refused: people must see which app it was.
+        trace.of(&caller.app, None);
+        let plan = plan?;
+        tokio::select! {
+            biased;
+            () = caller.standing.revoked() => Err(caller.revoked()),
+            served = self.carry_out(plan, head, body, trace) => served,
         }
-        match plan? {
+    }
+
+    /// What was found that the request asks for.
+    async fn carry_out(
+        &self,
+        plan: Plan,
+        head: Parts,
+        body: Incoming,
+        trace: &mut Trace,
+    ) -> Result<Served, Fault> {
+        match plan {
             Plan::Lend(route) => {
                 trace.of(&route.app, Some(&route.provider().name));
                 self.lend(head, body, &route, trace).await
@@ -324,12 +343,14 @@ impl Rooms {
         reply: Reply,
         in_use: Option<InUse>,
         conn: &Conn,
+        standing: Standing,
         mut trace: Trace,
     ) -> Response<AnswerBody> {
-        if let Some(in_use) = &in_use {
-            let watch = in_use.lease.watch();
-            conn.cut_when(Box::new(move |cx| watch.poll_lost(cx).map(|_why| ())));
-        }
+        let (lease, mut revoked) = (in_use.as_ref().map(|in_use| in_use.lease.watch()), standing.watch());
+        conn.cut_when(Box::new(move |cx| {
+            let lost = lease.as_ref().is_some_and(|lease| lease.poll_lost(cx).is_ready());
+            if lost { Poll::Ready(()) } else { revoked(cx) }
+        }));
         let class = reply.outcome().class.as_str();
         let (mut head, ahead, rest, mask, filter) = reply.into_parts();
         head.version = Version::HTTP_11;
@@ -337,7 +358,7 @@ impl Rooms {
         if self.config.listen.response_headers && trace.attempts() > 0 {
             head.headers.insert("x-lessor-attempts", trace.attempts().into());
         }
-        let ticket = Ticket::new(in_use, trace, mask, filter);
+        let ticket = Ticket::new(in_use, standing, trace, mask, filter);
         let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
         Response::from_parts(head, AnswerBody::Proxied(body))
     }
@@ -348,16 +369,21 @@ impl Rooms {
         client: OnUpgrade,
         upstream: TokioIo<TcpStream>,
         conn: Conn,
+        standing: Standing,
         mut trace: Trace,
     ) -> Response<AnswerBody> {
         trace.answered(200, Class::Success.as_str());
         let (abort, idle) = (self.abort.clone(), self.config.timeouts.idle);
         self.tunnels.spawn(async move {
-            // Held for as long as the tunnel lives: the connection's place, and its line in the log.
-            let _held = (conn, trace);
+            // Held for as long as the tunnel lives: the connection's place (`conn`), its line in the log.
+            let revoked = async {
+                standing.revoked().await;
+                conn.close_by_reset();
+            };
             tokio::select! {
                 biased;
                 () = abort.cancelled() => {}
+                () = revoked => trace.ended_as("app_revoked"),
                 _ = tunnel::carry(client, upstream, idle) => {}
             }
         });
@@ -376,6 +402,14 @@ fn leave_out(choice: &mut Choice<'_>, in_use: &InUse, outcome: &Outcome) {
     let whole_group = matches!(outcome.scope, Scope::Group | Scope::GroupModel);
     let group = in_use.key().and_then(|key| key.config.group.clone()).filter(|_| whole_group);
     choice.rule_out(in_use.lease.key().clone(), group);
+}
+
+/// The door that a connection came in by, in the next room's words.
+fn came_from(conn: &Conn) -> From {
+    match conn.peer() {
+        Peer::Tcp { local, .. } => From::Tcp(local),
+        Peer::Unix { uid } => From::Unix { uid },
+    }
 }
 
 /// Reads as much of the body as the model needs; what was read is kept for sending.

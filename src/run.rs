@@ -13,9 +13,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Address, Config, StoreUrl};
-use crate::control::admin::{self, AdminState, CaSeen, CheckResult, Hands};
-use crate::control::banner::{Doors, banner};
+use crate::config::{Address, AppConfig, Config, StoreUrl};
+use crate::control::admin::{self, AdminState, AppSeen, CaSeen, CheckResult, Hands};
+use crate::control::banner::{Doors, banner, open_to};
 use crate::control::environment::Served;
 use crate::control::exec;
 use crate::fleet::Fleet;
@@ -27,10 +27,11 @@ use crate::listen::ca::files::CaPaths;
 use crate::listen::ca::{Authority, CaError};
 use crate::listen::{BindError, Listener, Server};
 use crate::metrics::Metrics;
-use crate::model::{KeyId, OwnerId, ProviderName};
+use crate::model::{AppName, KeyId, OwnerId, ProviderName};
 use crate::process;
 use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::route::Routes;
+use crate::route::apps::Apps;
 use crate::route::ring::Ring;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
@@ -152,9 +153,11 @@ impl Running {
             None
         };
         let server = Server::new(config.limits, config.timeouts, authority.clone());
+        let routes = Routes::new(config.clone(), ring.clone(), &tcp_of(&proxy));
+        let apps = routes.apps().clone();
         let walk = Proxy::new(Rooms {
             config: config.clone(),
-            routes: Routes::new(config.clone(), ring.clone(), &tcp_of(&proxy)),
+            routes,
             ring: ring.clone(),
             leases: leases.clone(),
             upstreams,
@@ -174,7 +177,7 @@ impl Running {
             store,
             owner,
             metrics,
-            hands: Arc::new(Reach { checks, ring, leases: leases.clone(), ca: ca.clone() }),
+            hands: Arc::new(Reach { checks, ring, apps, leases: leases.clone(), ca: ca.clone() }),
             draining: draining.clone(),
             proxy_addresses: proxy.clone(),
             started: Instant::now(),
@@ -364,6 +367,9 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
             eprint!("{}", banner(config, &running.proxy, doors));
         }
     } else {
+        for note in open_to(config, &running.proxy) {
+            tracing::info!("{note}");
+        }
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
@@ -374,6 +380,7 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
 struct Reach {
     checks: Checks,
     ring: Arc<Ring>,
+    apps: Arc<Apps>,
     leases: Leases,
     ca: Option<LocalCa>,
 }
@@ -409,6 +416,26 @@ impl Hands for Reach {
 
     fn live(&self) -> usize {
         self.leases.live()
+    }
+
+    fn apps(&self) -> Vec<AppSeen> {
+        let seen = |app: &AppConfig| AppSeen {
+            name: app.name.clone(),
+            token: app.token.is_some(),
+            uid: app.uid,
+            pools: app.pools.clone(),
+            providers: app.providers.clone(),
+            revoked: self.apps.standing(&app.name).is_revoked(),
+        };
+        self.apps.all().map(seen).collect()
+    }
+
+    fn revoke_app(&self, app: &AppName, revoked: bool) {
+        if revoked {
+            self.apps.revoke(app);
+        } else {
+            self.apps.restore(app);
+        }
     }
 
     fn ca(&self) -> Option<CaSeen> {

@@ -178,7 +178,7 @@ providers = ["openai"]
 fn a_mistake_names_file_and_line_and_points_at_the_value() {
     let text = refused("[lease]\nttl = \"30s\"\n\theartbeat = \"45s\"  # slow\n");
     let want = "\
-config/lessor.toml:3: lease.heartbeat is 45s, must be below lease.ttl (30s)
+config/lessor.toml:3: lease.heartbeat is 45s, must be below lease.ttl (30s), at most 26s360ms
   3 | heartbeat = \"45s\"
     |             ^^^^^";
     assert_eq!(text, want);
@@ -400,8 +400,8 @@ fn values_that_do_not_fit_each_other_are_refused() {
     for (text, want) in [
         ("[lease]\nttl = \"500ms\"\n", "lease.ttl is 500ms, must be at least 1s"),
         (
-            "[lease]\nheartbeat = \"27s\"\n",
-            "lease.heartbeat is 27s, must be below 27s: lease.ttl (30s) less the margin (3s)",
+            "[lease]\nheartbeat = \"26s361ms\"\n",
+            "lease.heartbeat is 26s361ms, must be at most 26s360ms: lease.ttl (30s) less the margin (3s)",
         ),
         ("[timeouts]\nidle = \"0s\"\n", "timeouts.idle is 0s, must be at least 1ms"),
         ("[timeouts]\nidle = \"9999d\"\n", "must be at most"),
@@ -427,6 +427,10 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("[pools.a]\nfallback = [\"nowhere\"]\n", "pools.a.fallback[0] is \"nowhere\", must be a pool"),
         ("[apps.anonymous]\ntoken = { env = \"CHECKOUT_TOKEN\" }\n", "apps.anonymous is taken"),
         ("[apps.a]\n", "apps.a has no `token`"),
+        ("[apps.a]\nuid = \"nobody-has-this-name\"\n", "must be a user of /etc/passwd, or a number"),
+        ("[apps.a]\nuid = -1\n", "apps.a.uid is -1, must be a whole number"),
+        ("[apps.a]\nuid = true\n", "must be a user's number or name"),
+        ("[apps.a]\nuid = 0\n[apps.b]\nuid = \"root\"\n", "apps a and b have one uid"),
         ("[apps.a]\nproviders = []\n", "apps.a.providers is empty: leave it out where"),
         ("[apps.a]\npools = []\n", "apps.a.pools is empty: leave it out where"),
         (
@@ -588,6 +592,7 @@ fn what_cannot_be_a_store_is_refused_with_the_rule_and_a_password_in_the_file_wi
         ("url = \"redis://h/-1\"", "must name its database by a number"),
         ("url = \"redis://h/1/2\"", "no more than a database's number"),
         ("url = \"redis-cluster://h/1\"", "must name no database but 0"),
+        ("url = \"valkey://h\"", "must be of kind redis: or rediss: also where the server is Valkey"),
         ("url = \"redis-sentinel://h\"", "must name the primary as the sentinels do"),
         ("url = \"redis-sentinel://h/\"", "must name the primary as the sentinels do"),
         ("url = \"redis-sentinel://h/p/x\"", "must name its database by a number"),
@@ -664,6 +669,7 @@ fn a_proxy_listener_that_others_reach_needs_apps_and_says_what_to_add() {
         let said = refused(&text);
         assert!(said.contains("add [apps.NAME] with token = { env = \"NAME_TOKEN\" }"), "{said}");
         assert_eq!(said, refused(&format!("{text}[apps]\n")), "an empty [apps] is no app");
+        assert_eq!(said, refused(&format!("{text}[apps.a]\nuid = 0\n")), "no user shows over TCP");
         load(&format!("{text}[apps.a]\ntoken = {{ env = \"CHECKOUT_TOKEN\" }}\n")).unwrap();
     }
     load("[listen]\nproxy = [\"[::1]:8321\", \"unix:/run/p.sock\"]\n").unwrap();
@@ -707,6 +713,22 @@ fn azure_is_served_once_it_has_an_address() {
 fn a_shorter_ttl_alone_brings_its_own_heartbeat() {
     let lease = load("[lease]\nttl = \"1s\"\n").unwrap().lease;
     assert!(lease.margin() < lease.ttl - lease.heartbeat);
+}
+
+#[test]
+fn the_longest_heartbeat_leaves_room_for_a_renewal_that_takes_as_long_as_it_may() {
+    for (ttl, most) in
+        [("1s", 250), ("1s500ms", 500), ("2s", 860), ("5s", 3860), ("30s", 26_360), ("1h", 3_239_360)]
+    {
+        let with = |ms: u64| load(&format!("[lease]\nttl = \"{ttl}\"\nheartbeat = \"{ms}ms\"\n"));
+        let lease = with(most).unwrap().lease;
+        let call = Duration::from_millis(640).min(lease.ttl / 3).min(lease.heartbeat);
+        assert_eq!(lease.heartbeat + call, lease.ttl - lease.margin(), "{ttl}");
+        let refused = with(most + 1).unwrap_err().to_string();
+        assert!(refused.contains("must be at most"), "{refused}");
+        let own = load(&format!("[lease]\nttl = \"{ttl}\"\n")).unwrap().lease;
+        assert!(own.heartbeat <= own.longest_heartbeat(), "{ttl}");
+    }
 }
 
 #[test]

@@ -17,8 +17,8 @@ use serde::de::{self, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    BaseUrlVariable, Check, ErrorShape, Injection, Place, Provider, Rule, Scrub, StatusRange, Until, Wait,
-    WaitFormat, WaitPlace,
+    BaseUrlVariable, Check, ErrorShape, Injection, PathPattern, Place, Provider, Rule, Scrub, StatusRange,
+    Until, Wait, WaitFormat, WaitPlace,
 };
 use crate::model::{Class, ProviderName, Scope};
 
@@ -147,6 +147,10 @@ pub struct RawProvider {
     pub rules: Option<Vec<RawRule>>,
     /// Where answers say how long to wait; these come before the catalogue's.
     pub waits: Option<Vec<RawWait>>,
+    /// Paths that no leased key is sent to; these come beside the catalogue's.
+    pub deny_paths: Option<Vec<String>>,
+    /// Exceptions from them.
+    pub allow_paths: Option<Vec<String>>,
     /// Path prefixes whose requests need no model.
     pub no_model_paths: Option<Vec<String>>,
     /// See [`Provider::model_after`].
@@ -286,6 +290,8 @@ impl RawProvider {
         "check",
         "rules",
         "waits",
+        "deny_paths",
+        "allow_paths",
         "no_model_paths",
         "model_after",
         "env",
@@ -294,8 +300,8 @@ impl RawProvider {
     ];
 
     /// The provider this table describes, over `base` (the catalogue's of that name) where there is one:
-    /// `rules`, `waits` and `hosts` come beside the base's, its rules and waits first; other fields
-    /// replace the base's. Reports every mistake, not only the first.
+    /// `rules`, `waits`, `hosts` and `deny_paths` come beside the base's, its rules and waits first; other
+    /// fields replace the base's. Reports every mistake, not only the first.
     pub fn compile(&self, name: &ProviderName, base: Option<&Provider>) -> Result<Provider, Vec<FieldError>> {
         let mut errors = Vec::new();
         let users_url = self.base_url.as_deref().and_then(|text| {
@@ -395,6 +401,10 @@ impl RawProvider {
         }
         provider.rules.splice(0..0, compile_rules(self, errors));
         provider.waits.splice(0..0, compile_waits(self, errors));
+        provider.deny_paths.extend(compile_paths("deny_paths", self.deny_paths.as_ref(), errors));
+        if self.allow_paths.is_some() {
+            provider.allow_paths = compile_paths("allow_paths", self.allow_paths.as_ref(), errors);
+        }
         if let Some(parts) = &self.model_after {
             provider.model_after.clone_from(parts);
             for (i, part) in
@@ -430,6 +440,17 @@ impl RawProvider {
     }
 }
 
+fn compile_paths(field: &str, raw: Option<&Vec<String>>, errors: &mut Vec<FieldError>) -> Vec<PathPattern> {
+    let mut all = Vec::new();
+    for (i, text) in raw.into_iter().flatten().enumerate() {
+        match PathPattern::parse(text) {
+            Ok(pattern) => all.push(pattern),
+            Err(rule) => refuse(errors, format!("{field}.{i}"), format!("is `{text}`, {rule}")),
+        }
+    }
+    all
+}
+
 /// Its name and path go into lines that a shell evaluates.
 fn is_base_url_variable(one: &BaseUrlVariable) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
@@ -458,6 +479,8 @@ fn blank(name: &ProviderName) -> Provider {
         check: None,
         rules,
         waits,
+        deny_paths: Vec::new(),
+        allow_paths: Vec::new(),
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
         env: Vec::new(),
@@ -926,6 +949,8 @@ mod tests {
             ("host_patterns = ['h']", "host_patterns.0"),
             ("keep = ['a b']", "keep.0"),
             ("no_model_paths = ['v1']", "no_model_paths.0"),
+            ("deny_paths = ['v1']", "deny_paths.0"),
+            ("allow_paths = ['/a', '/a%20']", "allow_paths.1"),
             ("inject = {}", "inject.header"),
             ("inject = { header = 'x', query = 'y' }", "inject.header"),
             ("inject = { header = 'host' }", "inject.header"),

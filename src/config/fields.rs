@@ -44,7 +44,7 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
     ("providers.*", PROVIDER),
     ("pools.*", &["fallback"]),
     ("keys[]", &["id", "provider", "pool", "group", "secret", "max_concurrent_uses", "models", "disabled"]),
-    ("apps.*", &["token", "pools", "providers"]),
+    ("apps.*", &["token", "uid", "pools", "providers"]),
     ("secret", &["env", "file"]),
 ];
 

@@ -11,12 +11,12 @@ use std::time::Duration;
 use toml::de::DeTable;
 
 use super::checks::{self, KeysSeen, Pools, same};
-use super::errors::{ConfigError, Mistake, Source, syntax_mistake};
+use super::errors::{ConfigError, Mistake, Source, Span, syntax_mistake};
 use super::providers::Providers;
-use super::tree::{Page, Said, Table, dir_of};
+use super::tree::{Field, Page, Said, Table, dir_of};
 use super::{
     AppConfig, Compressed, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields,
-    sections, store,
+    sections, store, users,
 };
 use crate::model::{AppName, KeyId, PoolName, ProviderName, Secret};
 
@@ -93,7 +93,9 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
     let app_tables = names_of(root, "apps");
     let apps = read_apps(page, &app_tables, &providers, &pools, &keys);
     // An app that is refused is a mistake of its own; an empty [apps] is no app.
-    let listen = sections::listen(page, &root.section("listen"), app_tables.children().next().is_none());
+    let has_token = |field: &Field<'_>| field.value.as_table().is_some_and(|app| app.contains_key("token"));
+    let anybody = !app_tables.children().any(|(_, _, field)| has_token(&field));
+    let listen = sections::listen(page, &root.section("listen"), anybody);
     providers.refuse_circles(page, &tables, &listen);
     let admin_token = root.section("admin").secret("token").map(|(secret, ..)| secret);
     sections::warn_of_open_admin(page, &listen.admin, admin_token.is_none());
@@ -245,7 +247,14 @@ fn read_apps(
             page.refuse(&at, "apps.anonymous is taken: it is the name of callers where there are no apps");
         }
         let Some(table) = field.table("apps.*") else { continue };
-        let token = table.need("token").and_then(|_| table.secret("token"));
+        let token = table.secret("token");
+        let uid = table.get("uid").map(|field| (users::read(&field), field.at));
+        if table.get("token").is_none() && uid.is_none() {
+            page.refuse(
+                &table.at,
+                format!("{} has no `token`, and no `uid` to be known by instead", table.path),
+            );
+        }
         let app_pools = pools.names_in(&table, "pools").into_iter().map(|(pool, _)| pool).collect();
         refuse_empty(&table, "pools", "the app may use the pool `default`");
         refuse_empty(&table, "providers", "the app may use all providers");
@@ -258,20 +267,42 @@ fn read_apps(
             }
             names.push(name);
         }
-        let (Some(name), Some((token, _, at))) = (name, token) else { continue };
-        if let Some(other) = apps.iter().find(|other| same(&other.token, &token)) {
-            page.refuse(&at, format!("apps {} and {name} have one token; each needs its own", other.name));
+        let Some(name) = name else { continue };
+        if let Some((token, _, at)) = &token {
+            refuse_shared_token(page, &name, token, at, &apps, keys);
         }
-        if let Some(key) = keys.iter().find(|key| same(&key.secret, &token)) {
-            let problem = format!(
-                "the token of app {name} is the secret of key {}: the app would hold the very key that it only borrows",
-                key.id
-            );
-            page.refuse(&at, problem);
-        }
-        apps.push(AppConfig { name, token, pools: app_pools, providers: names });
+        let uid = uid.and_then(|(uid, at)| {
+            if let Some(other) = apps.iter().find(|other| uid.is_some() && other.uid == uid) {
+                page.refuse(&at, format!("apps {} and {name} have one uid; each needs its own", other.name));
+            }
+            uid
+        });
+        let token = token.map(|(token, ..)| token);
+        apps.push(AppConfig { name, token, uid, pools: app_pools, providers: names });
     }
     apps
+}
+
+/// A token is one app's alone, and no key's secret.
+fn refuse_shared_token(
+    page: &Page<'_>,
+    name: &AppName,
+    token: &Secret,
+    at: &Span,
+    apps: &[AppConfig],
+    keys: &[KeyConfig],
+) {
+    let has_it = |app: &&AppConfig| app.token.as_ref().is_some_and(|its| same(its, token));
+    if let Some(other) = apps.iter().find(has_it) {
+        page.refuse(at, format!("apps {} and {name} have one token; each needs its own", other.name));
+    }
+    if let Some(key) = keys.iter().find(|key| same(&key.secret, token)) {
+        let problem = format!(
+            "the token of app {name} is the secret of key {}: the app would hold the very key that it only borrows",
+            key.id
+        );
+        page.refuse(at, problem);
+    }
 }
 
 /// Every exact host, and whose it is.

@@ -22,17 +22,20 @@ mod defaults;
 mod errors;
 mod fields;
 mod file;
+mod paths;
 mod providers;
 mod secrets;
 mod sections;
 mod store;
 mod tree;
+mod users;
 mod values;
 mod zero;
 
 pub use ca::CaFiles;
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_str};
+pub use paths::PathPattern;
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::from_environment;
 
@@ -139,7 +142,19 @@ impl LeaseConfig {
     pub fn margin(&self) -> Duration {
         (self.ttl / 10).max(Duration::from_millis(500))
     }
+
+    /// The longest heartbeat: one more renewal, which may take as long as a call does, must be answered
+    /// before the margin.
+    pub fn longest_heartbeat(&self) -> Duration {
+        let room = self.ttl.saturating_sub(self.margin());
+        // With a short TTL a renewal is bounded by a third of it, and by the heartbeat itself.
+        let call = STORE_CALL.min(self.ttl / 3);
+        room.saturating_sub(call).max((room / 2).min(call))
+    }
 }
+
+/// The longest that one call to a shared store takes.
+pub const STORE_CALL: Duration = Duration::from_millis(640);
 
 /// `lease.on_lost`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -269,8 +284,10 @@ pub struct Limits {
 pub struct AppConfig {
     /// Its name.
     pub name: AppName,
-    /// The token it shows.
-    pub token: Secret,
+    /// The token it shows; `None` where it is known by its user alone.
+    pub token: Option<Secret>,
+    /// The user it runs as: that is enough over a Unix socket.
+    pub uid: Option<u32>,
     /// The pools it may use, the first its default; empty: `default` only.
     pub pools: Vec<PoolName>,
     /// The providers it may use; empty: all.
@@ -335,6 +352,10 @@ pub struct Provider {
     pub rules: Vec<Rule>,
     /// Where waits are, in order; the first that can be read wins.
     pub waits: Vec<Wait>,
+    /// Paths that no leased key is sent to, in all readings of a path.
+    pub deny_paths: Vec<PathPattern>,
+    /// Exceptions from them.
+    pub allow_paths: Vec<PathPattern>,
     /// Path prefixes known to need no model.
     pub no_model_paths: Vec<String>,
     /// Parts of a path behind which the model stands (`/models/`), up to the next `/` or `:`.

@@ -145,6 +145,7 @@ fn compile(
             return None;
         }
     };
+    take_over_denied_paths(&mut provider);
     if let (Some(file), Some(path)) = (table.get("ca_file"), provider.ca_file.as_mut()) {
         *path = page.path(&path.to_string_lossy());
         if let Err(e) = std::fs::File::open(&path) {
@@ -152,6 +153,19 @@ fn compile(
         }
     }
     Some(provider)
+}
+
+/// Whoever gives a catalogue provider's host a name of his own still may not mint keys there.
+fn take_over_denied_paths(provider: &mut Provider) {
+    for builtin in catalogue::builtin().values().filter(|builtin| builtin.name != provider.name) {
+        let is_its = |host: &String| {
+            let suffix = |pattern: &String| host.ends_with(pattern.as_str());
+            builtin.hosts.contains(host) || builtin.host_patterns.iter().any(suffix)
+        };
+        if provider.hosts.iter().any(is_its) {
+            provider.deny_paths.extend(builtin.deny_paths.iter().cloned());
+        }
+    }
 }
 
 /// A host belongs to one provider: the proxy modes find the key by it.

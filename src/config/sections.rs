@@ -12,7 +12,7 @@ use super::{
     Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts,
 };
 
-/// `[listen]`; `anybody` where no apps are told apart.
+/// `[listen]`; `anybody` where no app has a token, so that none can be told apart over TCP.
 pub(super) fn listen(page: &Page<'_>, listen: &Table<'_>, anybody: bool) -> Listen {
     let fields = match listen.get("proxy") {
         Some(field) => field.items().unwrap_or_else(|| vec![field]),
@@ -133,7 +133,9 @@ fn address(field: &Field<'_>) -> Option<Address> {
 pub(super) fn lease(page: &Page<'_>, lease: &Table<'_>) -> LeaseConfig {
     let ttl = lease.duration("ttl", defaults::LEASE.ttl, Duration::from_secs(1));
     // A shorter TTL alone must do: three renewals fit into the default, and so into any other.
-    let third = (ttl.value / 3).min(defaults::LEASE.heartbeat);
+    let own = LeaseConfig { ttl: ttl.value, ..defaults::LEASE };
+    let most = own.longest_heartbeat();
+    let third = (ttl.value / 3).min(own.heartbeat).min(most);
     let heartbeat = lease.duration("heartbeat", third, Duration::from_millis(100));
     let max = lease
         .get("max_duration")
@@ -148,15 +150,15 @@ pub(super) fn lease(page: &Page<'_>, lease: &Table<'_>) -> LeaseConfig {
     let ttl_is_sound = ttl.at.is_some() || lease.get("ttl").is_none();
     if let Some(at) = heartbeat.at.as_ref().filter(|_| ttl_is_sound) {
         let (beat, ttl) = (values::spell(read.heartbeat), values::spell(read.ttl));
-        // The TTL is at least 1 s, and so above its margin.
-        let most = read.ttl.saturating_sub(read.margin());
+        let at_most = values::spell(most);
         if read.heartbeat >= read.ttl {
-            page.refuse(at, format!("lease.heartbeat is {beat}, must be below lease.ttl ({ttl})"));
-        } else if read.heartbeat >= most {
-            let most = values::spell(most);
+            let problem =
+                format!("lease.heartbeat is {beat}, must be below lease.ttl ({ttl}), at most {at_most}");
+            page.refuse(at, problem);
+        } else if read.heartbeat > most {
             let problem = format!(
-                "lease.heartbeat is {beat}, must be below {most}: lease.ttl ({ttl}) less the margin ({}) in \
-                 which a renewal must have come",
+                "lease.heartbeat is {beat}, must be at most {at_most}: lease.ttl ({ttl}) less the margin ({}) \
+                 in which a renewal must have come, and less the time that its call may take",
                 values::spell(read.margin())
             );
             page.refuse(at, problem);

@@ -349,7 +349,7 @@ impl<'p> Field<'p> {
         }
     }
 
-    fn count(&self, range: RangeInclusive<u32>) -> Option<u32> {
+    pub(super) fn count(&self, range: RangeInclusive<u32>) -> Option<u32> {
         let rule = if *range.end() == u32::MAX {
             format!("must be a whole number from {}", range.start())
         } else {

@@ -37,7 +37,7 @@ use tower::ServiceExt as _;
 use crate::config::{Address, Config};
 use crate::control::environment::Served;
 use crate::metrics::Metrics;
-use crate::model::{KeyId, KeyStatus, LeaseId, OwnerId, PoolName, ProviderName};
+use crate::model::{AppName, KeyId, KeyStatus, LeaseId, OwnerId, PoolName, ProviderName};
 use crate::store::{KeyView, LeaseView, Snapshot, StatusChange, Store, StoreError, StoreTime};
 
 mod gate;
@@ -71,8 +71,9 @@ pub const NOW: HeaderName = HeaderName::from_static("x-lessor-now-ms");
 const ERROR: HeaderName = HeaderName::from_static("x-lessor-error");
 
 /// What the 404 says.
-const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/ca, /v1/environment; \
-     POST /v1/keys/{provider}/{id}/disable, /enable, /check, /clear; DELETE /v1/leases/{id}";
+const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/apps, /v1/ca, \
+     /v1/environment; POST /v1/keys/{provider}/{id}/disable, /enable, /check, /clear; \
+     POST /v1/apps/{name}/revoke, /restore; DELETE /v1/leases/{id}";
 
 /// What the admin asks of the running proxy.
 pub trait Hands: Send + Sync + 'static {
@@ -88,6 +89,10 @@ pub trait Hands: Send + Sync + 'static {
     fn waiting(&self) -> usize;
     /// How many leases this process holds.
     fn live(&self) -> usize;
+    /// The apps that may call, or `anonymous`.
+    fn apps(&self) -> Vec<AppSeen>;
+    /// A person takes an app's place away, which ends what it has under way, or gives it back.
+    fn revoke_app(&self, app: &AppName, revoked: bool);
     /// The local CA; `None` where nothing is intercepted.
     fn ca(&self) -> Option<CaSeen>;
 }
@@ -101,6 +106,23 @@ pub struct CaSeen {
     pub bundle_file: Option<String>,
     /// The certificate; of two while one follows the other.
     pub pem: String,
+}
+
+/// An app, as this sidecar knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppSeen {
+    /// Its name.
+    pub name: AppName,
+    /// Whether it has a token to be known by.
+    pub token: bool,
+    /// The user it is known by over a Unix socket.
+    pub uid: Option<u32>,
+    /// The pools it may use; empty: `default` alone.
+    pub pools: Vec<PoolName>,
+    /// The providers it may use; empty: all.
+    pub providers: Vec<ProviderName>,
+    /// Whether a person revoked it: in this sidecar, until it is restored or the sidecar restarts.
+    pub revoked: bool,
 }
 
 /// What a check of one key found.
@@ -286,6 +308,9 @@ fn routes(state: Arc<AdminState>) -> Router {
         .route("/v1/pools", get(pools))
         .route("/v1/keys", get(keys))
         .route("/v1/leases", get(leases))
+        .route("/v1/apps", get(apps))
+        .route("/v1/apps/{name}/revoke", post(revoke_app))
+        .route("/v1/apps/{name}/restore", post(restore_app))
         .route("/v1/ca", get(ca))
         .route("/v1/environment", get(environment))
         .route("/v1/keys/{provider}/{id}/disable", post(disable))
@@ -537,6 +562,32 @@ async fn check(State(state): Asked, Path((provider, key)): Path<(String, String)
     let (provider, key) = state.find(&provider, &key)?;
     let result = state.hands.check(&provider, &key).await;
     Ok(state.json(StatusCode::OK, &result))
+}
+
+async fn apps(State(state): Asked) -> Response {
+    state.json(StatusCode::OK, &serde_json::json!({ "apps": state.hands.apps() }))
+}
+
+async fn revoke_app(state: Asked, path: Path<String>) -> Answered {
+    change_app(&state, &path, true)
+}
+
+async fn restore_app(state: Asked, path: Path<String>) -> Answered {
+    change_app(&state, &path, false)
+}
+
+/// Twice is as good as once. It is this process's own word, so no store is asked.
+fn change_app(state: &AdminState, name: &str, revoked: bool) -> Answered {
+    let find = || state.hands.apps().into_iter().find(|app| app.name.as_str() == name);
+    let unknown = || {
+        let known = listed(state.hands.apps().iter().map(|app| &app.name));
+        let message = format!("no such app; there is {known}");
+        Refusal::new(StatusCode::NOT_FOUND, "unknown_app", message)
+    };
+    let app = find().ok_or_else(unknown)?.name;
+    state.hands.revoke_app(&app, revoked);
+    tracing::info!(%app, what = if revoked { "revoked" } else { "restored" }, "an app was changed by hand");
+    Ok(state.json(StatusCode::OK, &find().ok_or_else(unknown)?))
 }
 
 async fn revoke(State(state): Asked, Path(id): Path<String>) -> Answered {

@@ -31,14 +31,37 @@ pub fn banner(config: &Config, bound: &[Address], admin: Doors<'_>) -> String {
         page.row("ca", &ca.display().to_string());
     }
     page.rows("try", &lines_to_try(config, bound, admin.ca.is_some()));
-    let open = bound.iter().any(|at| matches!(at, Address::Tcp(at) if at.ip().is_loopback()));
-    if open && config.apps.is_empty() {
-        page.row("note", "every local process can use this pool; give callers tokens with [apps.NAME]");
-    }
+    page.rows("note", &open_to(config, bound));
     for warning in &config.warnings {
         page.row("warning", warning);
     }
     page.0
+}
+
+/// Who may use the pool without being known, and what to add against it; one line a kind of listener.
+pub fn open_to(config: &Config, bound: &[Address]) -> Vec<String> {
+    if !config.apps.is_empty() {
+        return Vec::new();
+    }
+    let mut notes = Vec::new();
+    if bound.iter().any(|at| matches!(at, Address::Tcp(at) if at.ip().is_loopback())) {
+        notes.push("every local process can use this pool; give callers tokens with [apps.NAME]".to_owned());
+    }
+    for at in bound {
+        let Address::Unix(path, mode) = at else { continue };
+        // To connect takes the right to write.
+        let who = match mode & 0o022 {
+            0 => continue,
+            0o020 => "every user of its group",
+            _ => "every user",
+        };
+        notes.push(format!(
+            "{who} that reaches unix:{} (mode {mode:04o}) can use this pool; tell callers apart by `uid` or `token` \
+             in [apps.NAME], or leave the mode at 0600",
+            path.display()
+        ));
+    }
+    notes
 }
 
 struct Page(String);
@@ -92,11 +115,9 @@ fn lines_to_try(config: &Config, bound: &[Address], ca: bool) -> Vec<String> {
     let Some(first) = first else { return Vec::new() };
     let path = check_path(first);
     // With apps configured a caller's placeholder key is its token, which is not ours to show.
-    let (key, header) = if config.apps.is_empty() {
-        ("lessor", "")
-    } else {
-        ("\"$APP_TOKEN\"", " -H \"X-Lessor-App-Token: $APP_TOKEN\"")
-    };
+    let by_token = config.apps.iter().any(|app| app.token.is_some());
+    let (key, header) =
+        if !by_token { ("lessor", "") } else { ("\"$APP_TOKEN\"", " -H \"X-Lessor-App-Token: $APP_TOKEN\"") };
     let tcp = bound.iter().find_map(|at| match at {
         Address::Tcp(at) => Some(reachable(*at)),
         Address::Unix(..) => None,
@@ -115,7 +136,7 @@ fn lines_to_try(config: &Config, bound: &[Address], ca: bool) -> Vec<String> {
         let base = first.base_url.path().trim_end_matches('/');
         lines.push(format!("curl{header} -x http://{at} http://{host}{base}{path}"));
         // The app is told on the CONNECT itself, where curl sends no header of `-H`.
-        let user = if config.apps.is_empty() { "" } else { ":\"$APP_TOKEN\"@" };
+        let user = if !by_token { "" } else { ":\"$APP_TOKEN\"@" };
         if ca && first.base_url.scheme_str() == Some("https") {
             lines.push(format!(
                 "curl -x http://{user}{at} --cacert \"$(lessor ca path)\" https://{host}{base}{path}"
@@ -221,7 +242,8 @@ warning  OPENAI_API_KEY is in the environment
         let mut config = config();
         config.apps = vec![AppConfig {
             name: AppName::parse("checkout").unwrap(),
-            token: Secret::new("t0ken-canary".into()),
+            token: Some(Secret::new("t0ken-canary".into())),
+            uid: None,
             pools: Vec::new(),
             providers: Vec::new(),
         }];
@@ -235,6 +257,16 @@ warning  OPENAI_API_KEY is in the environment
         let page = banner(&config(), &[Address::Unix("/run/p.sock".into(), 0o600)], Doors::default());
         assert!(page.contains("curl --unix-socket /run/p.sock http://localhost/openai/v1/models"), "{page}");
         assert!(page.contains("proxy    unix:/run/p.sock"), "{page}");
+    }
+
+    #[test]
+    fn a_socket_that_others_may_open_is_told_with_what_to_add() {
+        let at = |mode| [Address::Unix("/run/p.sock".into(), mode)];
+        assert!(open_to(&config(), &at(0o600)).is_empty());
+        let all = open_to(&config(), &at(0o666)).concat();
+        assert!(all.starts_with("every user that reaches unix:/run/p.sock (mode 0666)"), "{all}");
+        assert!(all.contains("`uid`") && all.contains("[apps.NAME]"), "{all}");
+        assert!(open_to(&config(), &at(0o660)).concat().starts_with("every user of its group"));
     }
 
     #[test]

@@ -15,10 +15,10 @@ use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
 use crate::config::{Address, Listen};
-use crate::control::admin::{self, CaSeen, CheckResult, LeaseSeen, Status, socket_paths};
+use crate::control::admin::{self, AppSeen, CaSeen, CheckResult, LeaseSeen, Status, socket_paths};
 use crate::control::environment::Served;
 use crate::control::exec::{Companion, Env, Exec};
-use crate::model::{KeyId, LeaseId, ProviderName, Secret};
+use crate::model::{AppName, KeyId, LeaseId, ProviderName, Secret};
 use crate::store::KeyView;
 
 mod call;
@@ -34,6 +34,7 @@ Examples:
   lessor status                             pools, keys, live leases, cooldowns and why
   lessor keys disable openai/openai-a       lend this key no more
   lessor leases list --json                 what the admin API says
+  lessor apps revoke checkout               refuse this app, and cut what it has open
   curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
   lessor exec -- python app.py              a child with everything set, and no key
   eval \"$(lessor env)\"                      the same for this shell
@@ -158,6 +159,9 @@ pub enum Ask {
     /// List live leases, or revoke one.
     #[command(subcommand)]
     Leases(Leases),
+    /// List apps, revoke one, or let it in again.
+    #[command(subcommand)]
+    Apps(Apps),
     /// The local CA that stands in for providers inside CONNECT: what clients must trust.
     #[command(subcommand, after_help = CA_EXAMPLES)]
     Ca(Ca),
@@ -206,6 +210,26 @@ pub enum Leases {
         /// The lease.
         #[arg(value_name = "ID", value_parser = lease_id)]
         id: LeaseId,
+    },
+}
+
+/// `lessor apps …`.
+#[derive(Debug, Subcommand)]
+pub enum Apps {
+    /// List the apps that may call.
+    List,
+    /// Refuse an app from now on, and cut what it has open: in this sidecar, until it is restored or the
+    /// sidecar restarts.
+    Revoke {
+        /// The app; `anonymous` is everybody where no apps are configured.
+        #[arg(value_name = "NAME")]
+        name: AppName,
+    },
+    /// Let a revoked app in again.
+    Restore {
+        /// The app.
+        #[arg(value_name = "NAME")]
+        name: AppName,
     },
 }
 
@@ -424,6 +448,9 @@ fn request(ask: &Ask) -> Call {
         Ask::Keys(Keys::Disable { key }) => (Method::POST, key_path(key, "disable")),
         Ask::Keys(Keys::Clear { key }) => (Method::POST, key_path(key, "clear")),
         Ask::Leases(Leases::List) => (Method::GET, "/v1/leases".into()),
+        Ask::Apps(Apps::List) => (Method::GET, "/v1/apps".into()),
+        Ask::Apps(Apps::Revoke { name }) => (Method::POST, format!("/v1/apps/{name}/revoke")),
+        Ask::Apps(Apps::Restore { name }) => (Method::POST, format!("/v1/apps/{name}/restore")),
         Ask::Ca(_) => (Method::GET, "/v1/ca".into()),
         Ask::Leases(Leases::Revoke { id }) => (Method::DELETE, format!("/v1/leases/{id}")),
     };
@@ -518,6 +545,8 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
             tables::keys(&[parsed::<KeyView>(answer)?], answer.now)
         }
         Ask::Leases(Leases::Revoke { id }) => format!("{id} revoked\n"),
+        Ask::Apps(Apps::List) => tables::apps(&list::<AppSeen>(answer, "apps")?),
+        Ask::Apps(Apps::Revoke { .. } | Apps::Restore { .. }) => tables::apps(&[parsed::<AppSeen>(answer)?]),
         Ask::Ca(ca) => {
             let seen: CaSeen = parsed(answer)?;
             let line = |file: Option<String>| file.map(|file| tables::plain(&file) + "\n");

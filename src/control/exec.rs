@@ -234,7 +234,7 @@ fn token(
     };
     let found = match (config, options.config()) {
         (Some(config), _) => {
-            config.apps.iter().find(|app| app.name.as_str() == name).map(|app| app.token.clone())
+            config.apps.iter().find(|app| app.name.as_str() == name).and_then(|app| app.token.clone())
         }
         (None, Some(file)) => config::load_app_token(file, name)?,
         (None, None) => {
@@ -243,7 +243,11 @@ fn token(
             return Err(ExecError::Usage(how.into()));
         }
     };
-    let unknown = || ExecError::Usage(format!("there is no app {name}; there is: {known}"));
+    let unknown = || {
+        // Known by its user alone, which only a Unix socket tells.
+        let why = if apps.contains(name) { "has no token to call with" } else { "is none of the apps" };
+        ExecError::Usage(format!("{name} {why}; there is: {known}"))
+    };
     found.map(Some).ok_or_else(unknown)
 }
 

@@ -23,7 +23,9 @@ use crate::store::{Grant, Held, Release, Report};
 pub enum Lost {
     /// It could not be renewed before its local deadline.
     Expired,
-    /// The store does not know it any more, or a person revoked it.
+    /// The store does not know it any more.
+    Unknown,
+    /// A person revoked it.
     Revoked,
     /// `lease.max_duration` is over.
     TooLong,
@@ -33,6 +35,7 @@ const HELD: u8 = 0;
 const EXPIRED: u8 = 1;
 const REVOKED: u8 = 2;
 const TOO_LONG: u8 = 3;
+const UNKNOWN: u8 = 4;
 
 /// What a lease's holder and the heartbeat both look at.
 pub(super) struct Hold {
@@ -140,7 +143,7 @@ impl Hold {
 
     /// The store does not know it any more.
     pub(super) fn lost(&self, inner: &Inner) {
-        self.give_up(inner, REVOKED);
+        self.give_up(inner, UNKNOWN);
     }
 
     /// A person took it away: it ends, whatever `lease.on_lost` says.
@@ -182,6 +185,7 @@ impl Hold {
     fn told(&self) -> Option<Lost> {
         match self.told.load(Ordering::Acquire) {
             EXPIRED => Some(Lost::Expired),
+            UNKNOWN => Some(Lost::Unknown),
             REVOKED => Some(Lost::Revoked),
             TOO_LONG => Some(Lost::TooLong),
             _ => None,

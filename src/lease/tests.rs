@@ -682,7 +682,7 @@ async fn a_lease_the_store_does_not_know_is_lost() {
     let lease = bench.get(&["k1"]).await;
     bench.set(|state| state.live.clear());
     let begun = Instant::now();
-    assert_eq!(lease.lost().await, Lost::Revoked);
+    assert_eq!(lease.lost().await, Lost::Unknown);
     assert_eq!(begun.elapsed().as_secs(), 10);
     assert!(bench.counts("lessor_lease_lost_total", 1));
     sleep(HEARTBEAT * 3).await;

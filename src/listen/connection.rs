@@ -39,6 +39,8 @@ pub(super) enum Ended {
     Gone,
     /// The pace.
     TooSlow,
+    /// What it was served for must not go on.
+    Cut,
 }
 
 /// An accepted connection, and what it is served with.
@@ -76,7 +78,7 @@ impl<S: Serve> Serving<S> {
             Ended::Served => self.socket.linger().await,
             Ended::TooSlow if signals.phase() == Phase::Busy => signals.close_by_reset(),
             Ended::TooSlow if signals.phase() == Phase::Head => self.socket.linger().await,
-            Ended::Gone | Ended::TooSlow => {}
+            Ended::Gone | Ended::TooSlow | Ended::Cut => {}
         }
     }
 
@@ -119,7 +121,7 @@ impl<S: Serve> Serving<S> {
             }
             if signals.poll_cut(cx).is_ready() {
                 signals.close_by_reset();
-                return Poll::Ready(Ended::TooSlow);
+                return Poll::Ready(Ended::Cut);
             }
             if !drained && draining.as_mut().poll(cx).is_ready() {
                 drained = true;
@@ -269,7 +271,10 @@ impl<B: Body<Data = Bytes>> Body for Answered<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.project();
         let polled = this.body.poll_frame(cx);
-        if *this.old && matches!(polled, Poll::Ready(Some(Err(_)))) {
+        // The whole connection is cut, not this answer alone: hyper would end it in good order.
+        if matches!(polled, Poll::Ready(Some(Err(_))))
+            && (*this.old || this.signals.poll_cut_for_good(cx).is_ready())
+        {
             this.signals.close_by_reset();
         }
         polled

@@ -3,6 +3,7 @@
 //! Some clients (Node's fetch) send CONNECT for `http://` targets too, so the first byte decides. What
 //! comes then is served as on any connection; it is told which host every request must name.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
 
@@ -50,6 +51,8 @@ impl<S: Serve> Serving<S> {
             biased;
             begun = tokio::time::timeout(self.timeouts.header, self.begin(opened)) => begun,
             () = self.socket.gone() => return Ended::Gone,
+            // Said within: what is begun is dropped before an arm is run.
+            () = poll_fn(|cx| signals.poll_cut(cx).map(|()| signals.close_by_reset())) => return Ended::Cut,
             () = self.drain.cancelled() => return Ended::Gone,
         };
         let now = Instant::now();

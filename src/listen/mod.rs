@@ -198,18 +198,20 @@ impl Conn {
         self.peer
     }
 
-    /// Where it came in; `None` over a Unix socket.
-    pub fn local(&self) -> Option<SocketAddr> {
-        match self.peer {
-            Peer::Tcp { local, .. } => Some(local),
-            Peer::Unix { .. } => None,
-        }
-    }
-
     /// Until the answer now begun has ended, the connection (the stream, with HTTP/2) is cut when `watch` is ready. It is asked
     /// beside hyper, since hyper does not look at a body while the client takes none of it.
     pub fn cut_when(&self, watch: CutWatch) {
         self.signals.cut_when(Some(watch));
+    }
+
+    /// From now on, the connection is cut when `watch` is ready, whether something is being answered or not.
+    pub fn cut_for_good_when(&self, watch: CutWatch) {
+        self.signals.cut_for_good_when(watch);
+    }
+
+    /// The close that follows is a reset, so that it looks like no clean end.
+    pub fn close_by_reset(&self) {
+        self.signals.close_by_reset();
     }
 }
 

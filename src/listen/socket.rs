@@ -132,6 +132,8 @@ pub(super) struct Signals {
     bodyless: AtomicBool,
     /// Asked beside hyper, which does not look at a body while the client takes none of it.
     cut: Mutex<Option<CutWatch>>,
+    /// The same for as long as the connection lives.
+    cut_for_good: Mutex<Option<CutWatch>>,
     /// A tunnel has taken the socket over.
     upgraded: AtomicBool,
     /// The answer broke where its framing could not show it: close by reset.
@@ -148,6 +150,13 @@ impl std::fmt::Debug for Signals {
     }
 }
 
+fn poll_watch(slot: &Mutex<Option<CutWatch>>, cx: &mut Context<'_>) -> Poll<()> {
+    match &mut *slot.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(watch) => watch(cx),
+        None => Poll::Pending,
+    }
+}
+
 impl Signals {
     pub(super) fn new() -> Self {
         Self {
@@ -158,6 +167,7 @@ impl Signals {
             unseen: AtomicBool::new(false),
             bodyless: AtomicBool::new(false),
             cut: Mutex::new(None),
+            cut_for_good: Mutex::new(None),
             upgraded: AtomicBool::new(false),
             reset: AtomicBool::new(false),
             too_slow: AtomicBool::new(false),
@@ -196,11 +206,19 @@ impl Signals {
         *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = watch;
     }
 
+    pub(super) fn cut_for_good_when(&self, watch: CutWatch) {
+        *self.cut_for_good.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
+    }
+
     pub(super) fn poll_cut(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut *self.cut.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(watch) => watch(cx),
-            None => Poll::Pending,
+        match poll_watch(&self.cut, cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => self.poll_cut_for_good(cx),
         }
+    }
+
+    pub(super) fn poll_cut_for_good(&self, cx: &mut Context<'_>) -> Poll<()> {
+        poll_watch(&self.cut_for_good, cx)
     }
 
     /// Since when the client has taken nothing of what is to be written to it.

@@ -79,6 +79,11 @@ impl<S: Serve> Serving<S> {
             if gone.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Ended::Gone);
             }
+            // Each stream has a watch of its own; this one ends them all.
+            if signals.poll_cut_for_good(cx).is_ready() {
+                signals.close_by_reset();
+                return Poll::Ready(Ended::Cut);
+            }
             if !drained && draining.as_mut().poll(cx).is_ready() {
                 drained = true;
                 // A client need not answer the ping that a clean end begins with.

@@ -29,7 +29,9 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
             (StatusCode::FORBIDDEN, "http_request_denied", false)
         }
         Code::AppUnauthenticated => (StatusCode::PROXY_AUTHENTICATION_REQUIRED, "http_request_denied", false),
-        Code::AppForbidden | Code::OriginDenied => (StatusCode::FORBIDDEN, "http_request_denied", false),
+        Code::AppForbidden | Code::OriginDenied | Code::PathDenied => {
+            (StatusCode::FORBIDDEN, "http_request_denied", false)
+        }
         Code::DestinationDenied => (StatusCode::FORBIDDEN, "destination_ip_prohibited", false),
         Code::MethodDenied => (StatusCode::METHOD_NOT_ALLOWED, "http_request_denied", false),
         Code::UpgradeUnsupported => (StatusCode::NOT_IMPLEMENTED, "http_upgrade_failed", false),

@@ -10,8 +10,9 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 
 use crate::forward::held::{Broken, Ending, Guard, Held};
-use crate::lease::Lease;
+use crate::lease::{Lease, Lost};
 use crate::model::{KeyId, Outcome, ProviderName};
+use crate::route::Standing;
 use crate::route::ring::{ModelKnown, ProviderKeys, RingKey};
 use crate::scrub::Filter;
 
@@ -103,6 +104,8 @@ impl Drop for InUse {
 #[derive(Debug)]
 pub struct Ticket {
     in_use: Option<InUse>,
+    /// The caller's: a revoked one gets no more of it.
+    standing: Standing,
     trace: Trace,
     /// Masks the key that was used, also where it was given back before.
     mask: Option<Mask>,
@@ -111,17 +114,32 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn new(in_use: Option<InUse>, trace: Trace, mask: Option<Mask>, filter: Filter) -> Self {
-        Self { in_use, trace, mask, filter }
+    pub(super) fn new(
+        in_use: Option<InUse>,
+        standing: Standing,
+        trace: Trace,
+        mask: Option<Mask>,
+        filter: Filter,
+    ) -> Self {
+        Self { in_use, standing, trace, mask, filter }
+    }
+
+    /// Why it must be cut now, in the log's word.
+    fn poll_why_cut(&self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        if self.standing.is_revoked() {
+            return Poll::Ready("app_revoked");
+        }
+        let Some(in_use) = &self.in_use else { return Poll::Pending };
+        in_use.lease.poll_lost(cx).map(|lost| match lost {
+            Lost::Revoked => "lease_revoked",
+            Lost::Expired | Lost::Unknown | Lost::TooLong => "lease_lost",
+        })
     }
 }
 
 impl Guard for Ticket {
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &self.in_use {
-            Some(in_use) => in_use.lease.poll_lost(cx).map(|_why| ()),
-            None => Poll::Pending,
-        }
+        self.poll_why_cut(cx).map(|_why| ())
     }
 
     fn feed(&mut self, data: Bytes) {
@@ -155,16 +173,17 @@ impl Guard for Ticket {
     }
 
     fn ended(&mut self, how: Ending) {
+        // What cuts a connection whose client takes nothing looks as if the client had gone.
+        let why_cut = match self.poll_why_cut(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(why) => Some(why),
+            Poll::Pending => None,
+        };
         match how {
             Ending::Complete => {}
-            // A lost lease cuts the connection of a client that takes nothing, which looks like this.
-            Ending::ClientGone if self.poll_cut(&mut Context::from_waker(Waker::noop())).is_ready() => {
-                self.trace.ended_as("lease_lost");
-            }
-            Ending::ClientGone => self.trace.ended_as("cancelled"),
+            Ending::ClientGone => self.trace.ended_as(why_cut.unwrap_or("cancelled")),
             Ending::UpstreamBroke => self.trace.ended_as("upstream_broke"),
             Ending::Idle => self.trace.ended_as("upstream_idle"),
-            Ending::Cut => self.trace.ended_as("lease_lost"),
+            Ending::Cut => self.trace.ended_as(why_cut.unwrap_or("lease_lost")),
         }
         self.in_use = None;
     }

@@ -62,6 +62,7 @@ pub(super) fn of_acquire(error: &AcquireError, route: &Route) -> Fault {
 pub(super) fn of_lost(lost: Lost) -> Fault {
     let why = match lost {
         Lost::Expired => "the lease could not be renewed before the provider answered",
+        Lost::Unknown => "the store lost the lease before the provider answered",
         Lost::Revoked => "the lease was revoked before the provider answered",
         Lost::TooLong => "lease.max_duration passed before the provider answered",
     };

@@ -1,49 +1,67 @@
 //! Whose request it is: the one gate before all routing.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use base64::Engine as _;
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
+use super::From;
+use super::standing::Standing;
 use crate::config::{AppConfig, Config, catalogue};
 use crate::model::{AppName, Code, Fault, Mode};
 
 /// The header that names an app by its token and is never forwarded.
 pub const APP_TOKEN: &str = "x-lessor-app-token";
 
-/// All callers, their tokens as digests: equal length, so comparison takes the same time for all.
+/// All callers. Their tokens are kept as digests: equal length, so comparison takes the same time for all.
 #[derive(Debug)]
 pub struct Apps {
-    apps: Vec<(AppConfig, [u8; 32])>,
+    apps: Vec<AppConfig>,
+    /// Digests of tokens, and whose they are.
+    tokens: Vec<([u8; 32], usize)>,
     anonymous: AppConfig,
+    /// Of every app here; a new one with each restoring.
+    standings: HashMap<AppName, ArcSwap<Standing>>,
 }
 
 impl Apps {
     /// From the configuration; without any app everyone is `anonymous`.
     pub fn new(config: &Config) -> Self {
-        let digest = |app: &AppConfig| digest(app.token.expose().as_bytes());
+        let digest =
+            |(at, app): (usize, &AppConfig)| Some((digest(app.token.as_ref()?.expose().as_bytes()), at));
+        let names = config.apps.iter().map(|app| app.name.clone());
+        let anonymous = config.apps.is_empty().then(AppName::anonymous);
         Self {
-            apps: config.apps.iter().map(|app| (app.clone(), digest(app))).collect(),
+            standings: names.chain(anonymous).map(|name| (name, ArcSwap::default())).collect(),
+            apps: config.apps.clone(),
+            tokens: config.apps.iter().enumerate().filter_map(digest).collect(),
             anonymous: AppConfig {
                 name: AppName::anonymous(),
-                token: crate::model::Secret::new(String::new()),
+                token: None,
+                uid: None,
                 pools: Vec::new(),
                 providers: Vec::new(),
             },
         }
     }
 
-    /// Whether callers must show a token.
+    /// Whether callers must be known.
     pub fn required(&self) -> bool {
         !self.apps.is_empty()
     }
 
     /// The app whose token a request shows: as `X-Lessor-App-Token`; as proxy password; or, where
-    /// `as_placeholder` says that the request is for a provider, in any credential place.
+    /// `as_placeholder` says that the request is for a provider, in any credential place. Without one, the
+    /// app of the user at the other end of a Unix socket: a token says more, for users may run several apps.
     pub fn identify(
         &self,
         mode: Mode,
+        from: From,
         headers: &HeaderMap,
         query: Option<&str>,
         as_placeholder: bool,
@@ -60,19 +78,49 @@ impl Apps {
         if as_placeholder && let Some(app) = self.by_placeholder(headers, query) {
             return Ok(app);
         }
+        if let From::Unix { uid } = from
+            && let Some(app) = self.apps.iter().find(|app| app.uid == Some(uid))
+        {
+            return Ok(app);
+        }
         if as_placeholder && catalogue::credential_headers().iter().any(|name| headers.contains_key(name)) {
             return Err(wrong());
         }
-        Err(Fault::new(
-            Code::AppUnauthenticated,
-            "an app token is needed here: give it as the API key, as the proxy password, or as X-Lessor-App-Token",
-        ))
+        let needed = "an app token is needed here: give it as the API key, as the proxy password, or as X-Lessor-App-Token";
+        let message = match from {
+            From::Unix { uid } => {
+                format!("{needed}; or say `uid = {uid}` in an [apps.NAME] of the configuration")
+            }
+            From::Tcp(_) => needed.to_owned(),
+        };
+        Err(Fault::new(Code::AppUnauthenticated, message))
     }
 
     /// The app of this name.
     pub fn by_name(&self, name: &AppName) -> Option<&AppConfig> {
-        let known = self.apps.iter().map(|(app, _)| app);
-        known.chain((!self.required()).then_some(&self.anonymous)).find(|app| app.name == *name)
+        self.all().find(|app| app.name == *name)
+    }
+
+    /// Every app here: those of the configuration, or `anonymous`.
+    pub fn all(&self) -> impl Iterator<Item = &AppConfig> {
+        self.apps.iter().chain((!self.required()).then_some(&self.anonymous))
+    }
+
+    /// An app's standing now; of one that is not known, a good one, for nothing is asked as that.
+    pub fn standing(&self, name: &AppName) -> Standing {
+        self.standings.get(name).map_or_else(Standing::default, |standing| Standing::clone(&standing.load()))
+    }
+
+    /// Ends all that this app has under way, and lets it in no more until it is restored.
+    pub fn revoke(&self, name: &AppName) {
+        self.standing(name).revoke();
+    }
+
+    /// Lets it in again. What it had under way stays ended.
+    pub fn restore(&self, name: &AppName) {
+        if let Some(standing) = self.standings.get(name).filter(|standing| standing.load().is_revoked()) {
+            standing.store(Arc::default());
+        }
     }
 
     /// Whether a header's value carries some app's token: then it must not leave.
@@ -102,10 +150,8 @@ impl Apps {
         let (user, password) = (&decoded[..colon], &decoded[colon + 1..]);
         // The token decides; a user that names another app is a mix-up to be told, not guessed away.
         let app = self.by_token(if password.is_empty() { user } else { password })?;
-        let named_other = self
-            .apps
-            .iter()
-            .any(|(other, _)| other.name != app.name && other.name.as_str().as_bytes() == user);
+        let named_other =
+            self.apps.iter().any(|other| other.name != app.name && other.name.as_str().as_bytes() == user);
         (!named_other).then_some(app)
     }
 
@@ -126,13 +172,13 @@ impl Apps {
         let shown = digest(token);
         let mut found = Choice::from(0);
         let mut at = 0_u64;
-        for (index, (_, known)) in (0_u64..).zip(&self.apps) {
+        for (index, (known, _)) in (0_u64..).zip(&self.tokens) {
             let same = known.ct_eq(&shown);
             at = u64::conditional_select(&at, &index, same);
             found |= same;
         }
         let at = usize::try_from(at).ok()?;
-        bool::from(found).then(|| &self.apps[at].0)
+        bool::from(found).then(|| &self.apps[self.tokens[at].1])
     }
 }
 

@@ -9,16 +9,17 @@ use http::{Method, Uri};
 
 use super::target::{connect_target, host_key, refuse_dot_segments};
 use super::{
-    Plan, Routes, forward_target, host_of, refuse_bad_port, refuse_foreign_port, refuse_method_and_upgrade,
+    Caller, From, Plan, Routes, forward_target, host_of, refuse_bad_port, refuse_foreign_port,
+    refuse_method_and_upgrade,
 };
 use crate::config::Provider;
-use crate::model::{AppName, Code, Fault, Inside, Mode, Site};
+use crate::model::{Code, Fault, Inside, Mode, Site};
 
 impl Routes {
     /// Judges a CONNECT. All that can wait for a request is left to the inside, where SDKs read errors.
-    pub(super) fn connect(&self, head: &Parts, caller: &mut Option<AppName>) -> Result<Plan, Fault> {
-        let app = self.apps.identify(Mode::Connect, &head.headers, None, false)?;
-        *caller = Some(app.name.clone());
+    pub(super) fn connect(&self, head: &Parts, from: From, caller: &mut Caller) -> Result<Plan, Fault> {
+        let app = self.apps.identify(Mode::Connect, from, &head.headers, None, false)?;
+        self.admit(app, caller)?;
         let (host, port) = connect_target(&head.uri)?;
         let Some(keys) = self.provider_of(&host)? else {
             self.refuse_other_host(&host)?;
@@ -42,13 +43,13 @@ impl Routes {
     }
 
     /// Judges a request inside a tunnel that was opened here.
-    pub(super) fn inside(
-        &self,
-        head: &Parts,
-        inside: &Inside,
-        caller: &mut Option<AppName>,
-    ) -> Result<Plan, Fault> {
-        *caller = Some(inside.site.app.clone());
+    pub(super) fn inside(&self, head: &Parts, inside: &Inside, caller: &mut Caller) -> Result<Plan, Fault> {
+        let denied = |why| Fault::new(Code::AppForbidden, why);
+        let app = self
+            .apps
+            .by_name(&inside.site.app)
+            .ok_or_else(|| denied(format!("app `{}` is no longer known here", inside.site.app)))?;
+        self.admit(app, caller)?;
         if head.method == Method::CONNECT {
             return Err(Fault::new(Code::MethodDenied, "this is the inside of a CONNECT already"));
         }
@@ -59,11 +60,6 @@ impl Routes {
             return Err(Fault::new(Code::BadRequest, "the request target has no path"));
         }
         refuse_dot_segments(path)?;
-        let denied = |why| Fault::new(Code::AppForbidden, why);
-        let app = self
-            .apps
-            .by_name(&inside.site.app)
-            .ok_or_else(|| denied(format!("app `{}` is no longer known here", inside.site.app)))?;
         let Some(keys) = self.provider_of(&inside.host)? else {
             let why = format!("{} is no longer a host of a provider that is served", inside.host);
             return Err(Fault::new(Code::DestinationDenied, why));

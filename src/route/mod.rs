@@ -16,12 +16,15 @@ use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolNam
 
 pub mod apps;
 mod connect;
+mod denied;
 pub mod ring;
 pub mod scan;
+mod standing;
 pub mod target;
 
 use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Ring};
+pub use standing::Standing;
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 
 /// The longest wait a request may ask for.
@@ -50,6 +53,43 @@ pub enum Plan {
         /// Who asks.
         app: AppName,
     },
+}
+
+/// Where a request's connection came in.
+#[derive(Debug, Clone, Copy)]
+pub enum From {
+    /// Over TCP, at this address of the listener's.
+    Tcp(SocketAddr),
+    /// Over a Unix socket.
+    Unix {
+        /// The user at the other end, by the kernel's word.
+        uid: u32,
+    },
+}
+
+/// Who asks, and whether he may go on.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// The app.
+    pub app: AppName,
+    /// As it was when this request came.
+    pub standing: Standing,
+}
+
+impl Caller {
+    /// Nobody yet.
+    pub fn unknown() -> Self {
+        Self { app: AppName::anonymous(), standing: Standing::default() }
+    }
+
+    /// Why nothing more is done for it, once it was revoked.
+    pub fn revoked(&self) -> Fault {
+        let app = &self.app;
+        Fault::new(
+            Code::AppForbidden,
+            format!("app `{app}` was revoked by hand; `lessor apps restore {app}` lets it in again"),
+        )
+    }
 }
 
 /// A request for a provider.
@@ -137,7 +177,7 @@ pub fn model_can_be_read(headers: &HeaderMap) -> bool {
 #[derive(Debug)]
 pub struct Routes {
     config: Arc<Config>,
-    apps: Apps,
+    apps: Arc<Apps>,
     ring: Arc<Ring>,
     /// Ports of lessor's own proxy listeners.
     own_ports: Vec<u16>,
@@ -147,23 +187,23 @@ impl Routes {
     /// `own` are the addresses really bound.
     pub fn new(config: Arc<Config>, ring: Arc<Ring>, own: &[SocketAddr]) -> Self {
         let own_ports = own.iter().map(SocketAddr::port).collect();
-        Self { apps: Apps::new(&config), config, ring, own_ports }
+        Self { apps: Arc::new(Apps::new(&config)), config, ring, own_ports }
     }
 
     /// All callers.
-    pub fn apps(&self) -> &Apps {
+    pub fn apps(&self) -> &Arc<Apps> {
         &self.apps
     }
 
-    /// Judges a request. `local` is where its connection came in; `None` over a Unix socket.
+    /// Judges a request.
     /// `caller` is filled in as soon as it is known, also where the request is then refused.
     /// `saw_length`: the head had a `content-length` line, even where the parser dropped it.
     pub fn find(
         &self,
         head: &Parts,
         saw_length: bool,
-        local: Option<SocketAddr>,
-        caller: &mut Option<AppName>,
+        from: From,
+        caller: &mut Caller,
     ) -> Result<Plan, Fault> {
         refuse_bad_framing(head, saw_length)?;
         if let Some(inside) = head.extensions.get::<Arc<Inside>>() {
@@ -175,22 +215,22 @@ impl Routes {
                     "CONNECT is for HTTP/1.1 connections to this listener; what is inside may be HTTP/2";
                 return Err(Fault::new(Code::MethodDenied, why));
             }
-            return self.connect(head, caller);
+            return self.connect(head, from, caller);
         }
         refuse_method_and_upgrade(head)?;
         match head.uri.authority() {
-            Some(authority) => self.absolute(head, authority, local, caller),
-            None => self.base_url(head, local, host_of(head)?, caller),
+            Some(authority) => self.absolute(head, authority, from, caller),
+            None => self.base_url(head, from, host_of(head)?, caller),
         }
     }
 
     /// The mode of a request whose plan could not be made: decides how an error looks.
-    pub fn mode_of(&self, head: &Parts, local: Option<SocketAddr>) -> Mode {
+    pub fn mode_of(&self, head: &Parts, from: From) -> Mode {
         if head.method == Method::CONNECT || head.extensions.get::<Arc<Inside>>().is_some() {
             return Mode::Connect;
         }
         match head.uri.authority() {
-            Some(authority) if !self.is_own(head, authority, local) => Mode::Forward,
+            Some(authority) if !self.is_own(head, authority, from) => Mode::Forward,
             _ => Mode::BaseUrl,
         }
     }
@@ -198,12 +238,12 @@ impl Routes {
     /// Whether a target with an authority is the sidecar itself: an app with both a base URL and a proxy sends
     /// that, and HTTP/2 has no other form. There the port may be another, since something may stand between:
     /// the sidecar's names, and whoever came by a Unix socket, say enough.
-    fn is_own(&self, head: &Parts, authority: &Authority, local: Option<SocketAddr>) -> bool {
+    fn is_own(&self, head: &Parts, authority: &Authority, from: From) -> bool {
         let host = host_key(authority.host());
         let own_port = self.own_ports.contains(&authority.port_u16().unwrap_or(80));
-        let named = || local.is_none() || self.config.listen.hosts.contains(&host);
+        let named = || matches!(from, From::Unix { .. }) || self.config.listen.hosts.contains(&host);
         head.uri.scheme_str().unwrap_or("http") == "http"
-            && self.is_own_name(&host, local)
+            && self.is_own_name(&host, from)
             && (own_port || (head.version == Version::HTTP_2 && named()))
     }
 
@@ -220,18 +260,12 @@ impl Routes {
         }
     }
 
-    fn base_url(
-        &self,
-        head: &Parts,
-        local: Option<SocketAddr>,
-        host: &str,
-        caller: &mut Option<AppName>,
-    ) -> Result<Plan, Fault> {
-        self.refuse_foreign_host(host, local)?;
+    fn base_url(&self, head: &Parts, from: From, host: &str, caller: &mut Caller) -> Result<Plan, Fault> {
+        self.refuse_foreign_host(host, from)?;
         self.refuse_foreign_page(&head.headers)?;
         let path = head.uri.path();
-        let app = self.apps.identify(Mode::BaseUrl, &head.headers, head.uri.query(), true)?;
-        *caller = Some(app.name.clone());
+        let app = self.apps.identify(Mode::BaseUrl, from, &head.headers, head.uri.query(), true)?;
+        self.admit(app, caller)?;
         refuse_dot_segments(path)?;
         let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
             Some(Ok((name, rest))) => (name, &path[path.len() - rest.len() - 1..]),
@@ -252,8 +286,8 @@ impl Routes {
         &self,
         head: &Parts,
         authority: &Authority,
-        local: Option<SocketAddr>,
-        caller: &mut Option<AppName>,
+        from: From,
+        caller: &mut Caller,
     ) -> Result<Plan, Fault> {
         refuse_userinfo(authority)?;
         let named = host_of(head)?;
@@ -266,8 +300,8 @@ impl Routes {
             return Err(Fault::new(Code::BadRequest, "only http:// and https:// targets are known"));
         }
         refuse_bad_port(authority)?;
-        if self.is_own(head, authority, local) {
-            return self.base_url(head, local, authority.as_str(), caller);
+        if self.is_own(head, authority, from) {
+            return self.base_url(head, from, authority.as_str(), caller);
         }
         let path = head.uri.path();
         refuse_dot_segments(path)?;
@@ -275,8 +309,8 @@ impl Routes {
         // The gate comes first; an app may show its token as the placeholder key to a provider alone.
         let placeholder = matches!(provider, Ok(Some(_)));
         let query = head.uri.query().filter(|_| placeholder);
-        let app = self.apps.identify(Mode::Forward, &head.headers, query, placeholder)?;
-        *caller = Some(app.name.clone());
+        let app = self.apps.identify(Mode::Forward, from, &head.headers, query, placeholder)?;
+        self.admit(app, caller)?;
         if let Some(keys) = provider? {
             let usual = if scheme == "https" { 443 } else { 80 };
             let port = authority.port_u16().unwrap_or(usual);
@@ -302,6 +336,12 @@ impl Routes {
         Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
     }
 
+    /// Says who asks, and refuses one that a person revoked.
+    fn admit(&self, app: &AppConfig, caller: &mut Caller) -> Result<(), Fault> {
+        *caller = Caller { app: app.name.clone(), standing: self.apps.standing(&app.name) };
+        if caller.standing.is_revoked() { Err(caller.revoked()) } else { Ok(()) }
+    }
+
     fn lend(
         &self,
         head: &Parts,
@@ -318,6 +358,7 @@ impl Routes {
                 format!("app `{}` may not use provider `{provider}`", app.name),
             ));
         }
+        denied::refuse_denied(&keys.provider, target.path(), &path)?;
         let pool = self.pool_for(&head.headers, app, &keys)?;
         let pinned = steer::<KeyId>(&head.headers, "x-lessor-key")?;
         let max_wait = match text_of(&head.headers, "x-lessor-max-wait")? {
@@ -411,20 +452,18 @@ impl Routes {
         ))
     }
 
-    fn is_own_name(&self, host: &str, local: Option<SocketAddr>) -> bool {
+    fn is_own_name(&self, host: &str, from: From) -> bool {
         is_loopback_name(host)
             || self.config.listen.hosts.iter().any(|name| name == host)
-            || local.is_some_and(|at| {
-                host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip()))
-            })
+            || matches!(from, From::Tcp(at) if host.parse().is_ok_and(|ip| target::unmapped(ip) == target::unmapped(at.ip())))
     }
 
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
     /// no page can come.
-    fn refuse_foreign_host(&self, host: &str, local: Option<SocketAddr>) -> Result<(), Fault> {
+    fn refuse_foreign_host(&self, host: &str, from: From) -> Result<(), Fault> {
         let authority = host.parse::<Authority>().ok().filter(|authority| !authority.as_str().contains('@'));
         let name = authority.map(|authority| host_key(authority.host())).unwrap_or_default();
-        if local.is_none() || self.is_own_name(&name, local) {
+        if matches!(from, From::Unix { .. }) || self.is_own_name(&name, from) {
             return Ok(());
         }
         Err(Fault::new(

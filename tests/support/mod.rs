@@ -16,7 +16,9 @@ pub mod provider;
 pub mod redis;
 pub mod sandbox;
 pub mod sdk;
+pub mod strict;
 pub mod tunnel;
+pub mod wiretap;
 
 use std::time::{Duration, Instant};
 

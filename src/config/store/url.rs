@@ -60,6 +60,12 @@ pub(super) fn parse(text: &str) -> Result<Parsed, Wrong> {
         "rediss-sentinel" => (true, Shape::Sentinel),
         "redis-cluster" => (false, Shape::Cluster),
         "rediss-cluster" => (true, Shape::Cluster),
+        "valkey" | "valkeys" => {
+            return Err(
+                "must be of kind redis: or rediss: also where the server is Valkey, which speaks the same"
+                    .into(),
+            );
+        }
         _ => return Err(Wrong { rule: FORMS.into(), kind: Some(kind.into()) }),
     };
     let Some(rest) = rest.strip_prefix("//") else {

@@ -104,6 +104,8 @@ pub(in crate::control) fn provider(
         }),
         rules: Vec::new(),
         waits: Vec::new(),
+        deny_paths: Vec::new(),
+        allow_paths: Vec::new(),
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
         env_other: Vec::new(),
@@ -262,6 +264,7 @@ impl Store for Fake {
 pub(in crate::control) struct FakeHands {
     switched: Mutex<Vec<(String, bool)>>,
     hangs: AtomicBool,
+    revoked: AtomicBool,
 }
 
 impl Hands for FakeHands {
@@ -284,6 +287,20 @@ impl Hands for FakeHands {
     }
     fn switched(&self, _: &ProviderName, key: &KeyId, on: bool) {
         self.switched.lock().unwrap().push((key.to_string(), on));
+    }
+    fn apps(&self) -> Vec<AppSeen> {
+        vec![AppSeen {
+            name: AppName::parse("checkout").unwrap(),
+            token: true,
+            uid: Some(1000),
+            pools: Vec::new(),
+            providers: Vec::new(),
+            revoked: self.revoked.load(Ordering::SeqCst),
+        }]
+    }
+    fn revoke_app(&self, app: &AppName, revoked: bool) {
+        assert_eq!(app.as_str(), "checkout");
+        self.revoked.store(revoked, Ordering::SeqCst);
     }
     fn waiting(&self) -> usize {
         2

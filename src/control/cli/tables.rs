@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::KeyPath;
-use crate::control::admin::{CheckResult, LeaseSeen, PoolView, Status};
+use crate::control::admin::{AppSeen, CheckResult, LeaseSeen, PoolView, Status};
 use crate::store::{CooldownView, KeyView, StoreTime};
 
 /// Leases that `status` shows; the list shows all.
@@ -113,6 +113,22 @@ pub(super) fn leases(leases: &[LeaseSeen], now: StoreTime) -> String {
         ]
     });
     table("live leases", &["LEASE", "KEY", "POOL", "APP", "ENDS", "TOKEN", "OWNER"], rows.collect())
+}
+
+pub(super) fn apps(apps: &[AppSeen]) -> String {
+    let named =
+        |names: Vec<String>, none: &str| if names.is_empty() { none.into() } else { names.join(", ") };
+    let rows = apps.iter().map(|app| {
+        let by = app.token.then(|| "token".into()).into_iter().chain(app.uid.map(|uid| format!("uid {uid}")));
+        vec![
+            app.name.to_string(),
+            named(by.collect(), "nothing"),
+            named(app.pools.iter().map(ToString::to_string).collect(), "default"),
+            named(app.providers.iter().map(ToString::to_string).collect(), "all"),
+            if app.revoked { "revoked, until restored or a restart" } else { "may call" }.into(),
+        ]
+    });
+    table("apps", &["APP", "KNOWN BY", "POOLS", "PROVIDERS", "STATUS"], rows.collect())
 }
 
 pub(super) fn check(key: &KeyPath, found: &CheckResult) -> String {

@@ -45,6 +45,9 @@ pub(super) fn judge(error: &RedisError) -> Verdict {
              name the host in store.url as the certificate does"
         ));
     }
+    if let Some(what) = unfit(error) {
+        return Verdict::Misconfigured(what.into());
+    }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::NoScript) => Verdict::NoScript,
         ErrorKind::InvalidClientConfig | ErrorKind::MasterNameNotFoundBySentinel => {
@@ -55,6 +58,21 @@ pub(super) fn judge(error: &RedisError) -> Verdict {
         ErrorKind::Server(ServerErrorKind::NoPerm) => by_code("NOPERM", error),
         _ => by_code(code_of(error).unwrap_or_default(), error),
     }
+}
+
+/// What the server is not, or has not, that lessor needs: its first answers tell.
+fn unfit(error: &RedisError) -> Option<&'static str> {
+    let detail = error.detail().unwrap_or_default();
+    let no_hello = || detail.starts_with("unknown command") && detail.contains("HELLO");
+    if error.kind() == ErrorKind::RESP3NotSupported || error.code() == Some("NOPROTO") || no_hello() {
+        return Some(
+            "redis speaks no RESP3, which lessor needs: use Redis 6 or later, or Valkey, without a proxy that lacks it",
+        );
+    }
+    detail.contains("DB index is out of range").then_some(
+        "redis has no database of the number that stands behind the / of store.url; name a smaller one, or raise its \
+         `databases` (16 where nothing is set)",
+    )
 }
 
 /// Why the server's certificate is not trusted, where that is the error.
@@ -87,6 +105,12 @@ fn code_of(error: &RedisError) -> Option<&'static str> {
     CODES.into_iter().find(|known| detail.split(|c: char| !c.is_ascii_uppercase()).any(|word| word == *known))
 }
 
+/// So says Redis, in one wording or another, where a pattern of keys lacks and not a command.
+fn is_about_keys(detail: &str) -> bool {
+    let detail = detail.to_ascii_lowercase();
+    detail.contains("no permissions to access") && detail.contains("key")
+}
+
 fn by_code(code: &str, error: &RedisError) -> Verdict {
     match code {
         "READONLY" | "MASTERDOWN" => Verdict::WrongNode,
@@ -100,6 +124,10 @@ fn by_code(code: &str, error: &RedisError) -> Verdict {
         "MISCONF" => Verdict::Refused(
             "redis cannot save to its disk and takes no writes (MISCONF); see its log".into(),
         ),
+        "NOPERM" if error.detail().is_some_and(is_about_keys) => Verdict::Misconfigured(format!(
+            "the redis user lacks the right to the keys under store.prefix (NOPERM): give it `~PREFIX:*` and \
+             `&PREFIX:events`, as the ACL line of the README does for the prefix lessor: {error}"
+        )),
         "NOPERM" => Verdict::Misconfigured(format!(
             "the redis user lacks a right that lessor needs (NOPERM); the README has the ACL line: {error}"
         )),
@@ -121,6 +149,10 @@ pub(super) fn in_words(error: &RedisError) -> String {
         Verdict::Refused(text) | Verdict::Misconfigured(text) => text,
         Verdict::WrongNode => "redis answers as a read-only replica; does store.url name the primary?".into(),
         Verdict::NotNow => format!("redis is not ready: {error}"),
+        Verdict::Broken if error.kind() == ErrorKind::Parse => {
+            "what answers there is no Redis, or its TLS port (then the URL is rediss://); see store.url"
+                .into()
+        }
         Verdict::Broken | Verdict::NoScript => error.to_string(),
     }
 }

@@ -61,7 +61,7 @@ use values::Reader;
 const CALL_LIMIT: Duration = Duration::from_millis(600);
 /// How long a caller waits where its call is one of several, in one batch or one after the other: so much longer
 /// that a call without an answer is first seen, and counted, by itself.
-const SHARED_LIMIT: Duration = Duration::from_millis(640);
+const SHARED_LIMIT: Duration = crate::config::STORE_CALL;
 /// How much of it may be spent on waiting for the first attempt after a break.
 const BREAK_PATIENCE: Duration = Duration::from_millis(250);
 /// Calls without an answer, in a row, after which the connection is replaced.

@@ -1,0 +1,218 @@
+//! Paths that no leased key may be sent to: those that make or show credentials, and the user's own.
+//!
+//! Servers read one path in several ways: they decode it once or twice, ignore case, empty segments and
+//! `;parameters`, take `\` for `/`, resolve dot segments after decoding. So a path is judged in each of
+//! these readings, and is denied if one is; what is sent stays as it came.
+
+use crate::config::{PathPattern, Provider};
+use crate::model::{Code, Fault};
+
+/// Refuses a path of `provider` that is denied: as the provider sees it (`full`), and as the caller named
+/// it behind the base URL (`relative`).
+pub(super) fn refuse_denied(provider: &Provider, full: &str, relative: &str) -> Result<(), Fault> {
+    if provider.deny_paths.is_empty() {
+        return Ok(());
+    }
+    let base = Reading::plain(provider.base_url.path());
+    for path in [full, relative] {
+        for reading in Reading::all(path) {
+            for segments in reading.behind(&base) {
+                if let Some(pattern) = denies(provider, segments) {
+                    return Err(denied(provider, pattern));
+                }
+            }
+        }
+        if full == relative {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The pattern that denies this reading; an exception counts for the very reading that it fits.
+fn denies<'p>(provider: &'p Provider, segments: &[Vec<u8>]) -> Option<&'p PathPattern> {
+    let fits = |pattern: &&PathPattern| pattern.fits(segments.iter().map(Vec::as_slice));
+    if provider.allow_paths.iter().any(|pattern| fits(&pattern)) {
+        return None;
+    }
+    provider.deny_paths.iter().find(fits)
+}
+
+fn denied(provider: &Provider, pattern: &PathPattern) -> Fault {
+    let name = &provider.name;
+    Fault::new(
+        Code::PathDenied,
+        format!(
+            "the path fits `{pattern}`, which is denied for `{name}` (such paths make or show credentials, which \
+             would outlive the lease); if callers may use it, add to the configuration: \
+             [providers.{name}] allow_paths = [\"{pattern}\"]"
+        ),
+    )
+}
+
+/// A path as some server reads it: segments in lower case.
+struct Reading(Vec<Vec<u8>>);
+
+impl Reading {
+    /// As it stands, decoded once, and decoded for as long as there is something to decode.
+    fn all(path: &str) -> Vec<Self> {
+        let raw = path.as_bytes();
+        if !raw.contains(&b'%') {
+            return vec![Self::of(raw)];
+        }
+        vec![Self::of(raw), Self::of(&decoded_once(raw)), Self::of(&decoded_fully(raw))]
+    }
+
+    fn plain(path: &str) -> Self {
+        Self::of(path.as_bytes())
+    }
+
+    fn of(path: &[u8]) -> Self {
+        let mut segments: Vec<Vec<u8>> = Vec::new();
+        // What a decoded `?` or `#` begins is no path any more for who reads it again.
+        let end = path.iter().position(|byte| b"?#".contains(byte)).unwrap_or(path.len());
+        for segment in path[..end].split(|byte| b"/\\".contains(byte)) {
+            let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
+            // Blanks and control characters are cut off or skipped by some.
+            let visible = name.iter().filter(|byte| **byte > b' ' && **byte != 0x7f);
+            let name: Vec<u8> = visible.map(u8::to_ascii_lowercase).collect();
+            match name.as_slice() {
+                b"" | b"." => {}
+                b".." => {
+                    segments.pop();
+                }
+                _ => segments.push(name),
+            }
+        }
+        Self(segments)
+    }
+
+    /// This path, and what is left of it without each part of the base URL's path that it begins with: a
+    /// base URL may hold some of what patterns name, or a gateway's prefix before it.
+    fn behind<'a>(&'a self, base: &'a Self) -> impl Iterator<Item = &'a [Vec<u8>]> {
+        let shared = self.0.iter().zip(&base.0).take_while(|(own, its)| own == its).count();
+        (0..=shared).map(|cut| &self.0[cut..])
+    }
+}
+
+fn hex(byte: Option<&u8>) -> Option<u8> {
+    char::from(*byte?).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+fn decoded_once(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut at = 0;
+    while let Some(&byte) = path.get(at) {
+        match (byte, hex(path.get(at + 1)), hex(path.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                out.push(high * 16 + low);
+                at += 3;
+            }
+            _ => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+/// In one pass, however deep the encoding: what a decoded byte completes is decoded at once.
+fn decoded_fully(path: &[u8]) -> Vec<u8> {
+    let mut out: Vec<u8> = Vec::with_capacity(path.len());
+    for byte in path {
+        out.push(*byte);
+        while let [.., b'%', high, low] = out.as_slice()
+            && let (Some(high), Some(low)) = (hex(Some(high)), hex(Some(low)))
+        {
+            out.truncate(out.len() - 3);
+            out.push(high * 16 + low);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use super::*;
+    use crate::config::catalogue::{RawProvider, builtin};
+    use crate::model::ProviderName;
+
+    fn provider(toml: &str) -> Provider {
+        let name = ProviderName::parse("openai").unwrap();
+        let raw: RawProvider = toml::from_str(toml).unwrap();
+        raw.compile(&name, Some(&builtin()["openai"])).unwrap()
+    }
+
+    fn is_denied(provider: &Provider, full: &str, relative: &str) -> bool {
+        refuse_denied(provider, full, relative).is_err()
+    }
+
+    #[test]
+    fn a_denied_path_is_seen_in_every_reading() {
+        let openai = provider("");
+        for path in [
+            "/v1/realtime/client_secrets",
+            "/v1/realtime/client_secrets/",
+            "/v1//realtime///client_secrets",
+            "/V1/Realtime/CLIENT_SECRETS",
+            "/v1/realtime/client%5Fsecrets",
+            "/v1/realtime/client%5fsecrets%2f",
+            "/v1/realtime%2Fclient_secrets",
+            "/v1/realtime/client%255Fsecrets",
+            "/v1/realtime/client%25255Fsecrets",
+            "/v1/realtime/client%%35Fsecrets",
+            "/v1/realtime/client_secrets;x=1",
+            "/v1;a/realtime;b/client_secrets;c",
+            "/v1/realtime\\client_secrets",
+            "/v1/realtime/client_secrets%00",
+            "/v1/realtime/client_secrets%20",
+            "/v1/realtime/client_secrets%3Fx",
+            "/v1/x/%252e%252e/realtime/client_secrets",
+            "/v1/organization/projects/a%252Fb/api_keys",
+            "/v1/organization/projects/p/service_accounts/s",
+        ] {
+            assert!(is_denied(&openai, path, path), "{path}");
+        }
+        for path in [
+            "/v1/realtime",
+            "/v1/realtime/client_secrets_of_mine",
+            "/v1/chat/completions",
+            "/",
+            "/v1/models/%",
+        ] {
+            assert!(!is_denied(&openai, path, path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_base_urls_path_hides_nothing() {
+        for (base, full, relative) in [
+            ("https://h/v1", "/v1/realtime/client_secrets", "/realtime/client_secrets"),
+            ("https://h/gate", "/gate/v1/realtime/client_secrets", "/v1/realtime/client_secrets"),
+            ("https://h/gate/v1", "/gate/v1/realtime/client_secrets", "/realtime/client_secrets"),
+        ] {
+            let gated = provider(&format!("base_url = '{base}'"));
+            assert!(is_denied(&gated, full, relative), "{base}");
+            assert!(!is_denied(&gated, &full.replace("client_secrets", "calls"), "/x"), "{base}");
+        }
+    }
+
+    #[test]
+    fn an_exception_counts_for_the_reading_that_it_fits_and_no_other() {
+        let open = provider("allow_paths = ['/v1/realtime/client_secrets', '/v1/a/**']");
+        assert!(!is_denied(&open, "/v1/realtime/client_secrets", "/v1/realtime/client_secrets"));
+        assert!(is_denied(&open, "/v1/realtime/sessions", "/v1/realtime/sessions"));
+        // One server would take this for a path below /v1/a, another for a denied one.
+        let twisted = "/v1/a/%2e%2e/realtime/sessions";
+        assert!(is_denied(&open, twisted, twisted));
+    }
+
+    #[test]
+    fn a_long_chain_of_encodings_is_decoded_in_one_pass() {
+        let deep = format!("%{}41", "25".repeat(30_000));
+        assert_eq!(decoded_fully(deep.as_bytes()), b"A");
+        assert_eq!(decoded_fully(b"%4%31%zz%"), b"A%zz%");
+    }
+}
