@@ -37,7 +37,7 @@ pub(super) fn read(page: &Page<'_>, section: &Table<'_>) -> Option<CaFiles> {
         (Some(only), None) => return refuse(page, &only, "needs ca.key_file beside it"),
         (None, Some(only)) => return refuse(page, &only, "needs ca.cert_file beside it"),
     };
-    let (cert_path, key_path) = (page.path(cert.text()?), page.path(key.text()?));
+    let (cert_path, key_path) = (page.path_to_read(cert.text()?), page.path_to_read(key.text()?));
     let chain = certificates(&cert_path).map_err(|why| refuse::<()>(page, &cert, &why));
     let secret = key_of(&key_path).map_err(|why| refuse::<()>(page, &key, &why));
     let (chain, (pair, secret)) = (chain.ok()?, secret.ok()?);

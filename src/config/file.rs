@@ -23,7 +23,9 @@ use crate::model::{AppName, KeyId, PoolName, ProviderName, Secret};
 /// Reads and checks a configuration file, with the variables of this process.
 pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
     let (name, text) = read_file(path)?;
-    load(&text, &name, &dir_of(path), &|variable| std::env::var(variable).ok())
+    let mut config = load(&text, &name, &dir_of(path), &|variable| std::env::var(variable).ok())?;
+    config.files.insert(0, path.to_owned());
+    Ok(config)
 }
 
 /// Reads only where a sidecar with this file listens. Who asks a running sidecar need not have its secrets,
@@ -81,6 +83,7 @@ fn load(
     let page = Page::new(Source::new(name, text, &tree), dir.to_owned(), env);
     let mut config = read(&page, &Table::root(&page, &tree), name);
     config.secret_variables = page.secret_variables();
+    config.files = page.files();
     config.warnings = page.close().map_err(|mistakes| ConfigError { mistakes })?;
     Ok(config)
 }
@@ -132,6 +135,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         pools: pools.fallbacks,
         apps,
         secret_variables: Vec::new(),
+        files: Vec::new(),
         origin: name.to_owned(),
         warnings: Vec::new(),
     }

@@ -85,6 +85,8 @@ pub struct Config {
     pub apps: Vec<AppConfig>,
     /// Every environment variable that some secret was read from; a child must not inherit them.
     pub secret_variables: Vec<String>,
+    /// Every file that it was read from: its own, secrets', certificates'. A change of one is a change of it.
+    pub files: Vec<PathBuf>,
     /// Where it came from, for people: the file's path, or `the environment`.
     pub origin: String,
     /// What to say at start, one line each.
@@ -110,7 +112,7 @@ impl std::fmt::Display for Address {
 }
 
 /// `[listen]`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Listen {
     /// Proxy listeners, at least one.
     pub proxy: Vec<Address>,
@@ -125,7 +127,7 @@ pub struct Listen {
 }
 
 /// `[lease]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LeaseConfig {
     /// How long a lease lives unrenewed.
     pub ttl: Duration,
@@ -166,7 +168,7 @@ pub enum OnLost {
 }
 
 /// `[queue]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueueConfig {
     /// How long one request may wait for a key.
     pub max_wait: Duration,
@@ -175,7 +177,7 @@ pub struct QueueConfig {
 }
 
 /// `[retry]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetryConfig {
     /// Sends of one request, the first included; at least 1.
     pub max_attempts: u32,
@@ -186,7 +188,7 @@ pub struct RetryConfig {
 }
 
 /// `[timeouts]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timeouts {
     /// TCP and TLS to the provider.
     pub connect: Duration,
@@ -216,7 +218,7 @@ pub enum Strategy {
 }
 
 /// `[proxy]`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ProxyConfig {
     /// Whether hosts that are no provider's are forwarded (`tunnel`) or refused (`deny`).
     pub tunnel_other_hosts: bool,
@@ -267,7 +269,7 @@ pub enum Scrub {
 }
 
 /// `[limits]`: named bounds with defaults.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
     /// Client connections open at once, all listeners together.
     pub max_connections: usize,
@@ -319,7 +321,7 @@ pub struct KeyConfig {
 
 /// A provider: where it is, how a key is put in, what its answers mean. Compiled from
 /// `config/providers.toml` and the user's `[providers.x]`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Provider {
     /// Its name.
     pub name: ProviderName,
@@ -380,7 +382,7 @@ pub struct BaseUrlVariable {
 }
 
 /// One way to put a key in.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Injection {
     /// Only for provider-relative paths that start so.
     pub path_prefix: Option<String>,
@@ -389,7 +391,7 @@ pub struct Injection {
 }
 
 /// Where a key goes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Place {
     /// A header whose value is `before` + secret + `after`.
     Header {
@@ -420,7 +422,7 @@ pub enum ErrorShape {
 }
 
 /// The request by which lessor checks a key.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Check {
     /// Its method.
     pub method: http::Method,
@@ -431,7 +433,7 @@ pub struct Check {
 }
 
 /// How one kind of answer is read. All conditions that are given must hold.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
     /// Statuses it is for; empty: any of 400 and above.
     pub status: Vec<StatusRange>,

@@ -147,7 +147,7 @@ fn compile(
     };
     take_over_denied_paths(&mut provider);
     if let (Some(file), Some(path)) = (table.get("ca_file"), provider.ca_file.as_mut()) {
-        *path = page.path(&path.to_string_lossy());
+        *path = page.path_to_read(&path.to_string_lossy());
         if let Err(e) = std::fs::File::open(&path) {
             page.refuse(&file.at, format!("{} {} cannot be read: {e}", file.path, path.display()));
         }

@@ -246,7 +246,7 @@ impl Beside {
         };
         let secret = |name| store.secret(name).map(|(secret, ..)| secret);
         let ca_file = store.get("ca_file").and_then(|field| {
-            let path = page.path(field.text()?);
+            let path = page.path_to_read(field.text()?);
             if let Err(e) = std::fs::File::open(&path) {
                 page.refuse(&field.at, format!("{} {} cannot be read: {e}", field.path, path.display()));
             }

@@ -22,6 +22,7 @@ pub(super) struct Page<'p> {
     dir: PathBuf,
     env: &'p dyn Fn(&str) -> Option<String>,
     variables: RefCell<Vec<String>>,
+    files: RefCell<Vec<PathBuf>>,
     mistakes: RefCell<Vec<(usize, Mistake)>>,
     warnings: RefCell<Vec<String>>,
 }
@@ -36,7 +37,8 @@ pub(super) struct Said<T> {
 impl<'p> Page<'p> {
     pub(super) fn new(source: Source<'p>, dir: PathBuf, env: &'p dyn Fn(&str) -> Option<String>) -> Self {
         let (mistakes, warnings) = (RefCell::default(), RefCell::default());
-        Self { source, dir, env, variables: RefCell::default(), mistakes, warnings }
+        let (variables, files) = (RefCell::default(), RefCell::default());
+        Self { source, dir, env, variables, files, mistakes, warnings }
     }
 
     /// Notes a mistake at `at`.
@@ -55,9 +57,21 @@ impl<'p> Page<'p> {
         self.variables.borrow().clone()
     }
 
+    /// The files that were read so far.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        self.files.borrow().clone()
+    }
+
     /// A path of the file's: relative ones start from its directory.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.dir.join(path)
+    }
+
+    /// The same of a file that is read with this one: its change is a change of this one.
+    pub(super) fn path_to_read(&self, path: &str) -> PathBuf {
+        let path = self.path(path);
+        self.files.borrow_mut().push(path.clone());
+        path
     }
 
     /// The warnings, or all mistakes in the order of the file.
@@ -383,7 +397,7 @@ impl<'p> Field<'p> {
     fn secret_of_file(&self, owner: &Field<'_>) -> Option<(Secret, String, Span)> {
         let name = self.text()?;
         let called = if is_plain_path(name) { name } else { "that it names" };
-        match secrets::read(&self.page.path(name)) {
+        match secrets::read(&self.page.path_to_read(name)) {
             Ok((secret, warning)) => {
                 let source = format!("file {name}");
                 if let Some(warning) = warning {
