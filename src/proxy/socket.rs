@@ -1,0 +1,201 @@
+//! A WebSocket from its 101 to its end: one task that holds the lease, and carries bytes both ways.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, Version};
+use hyper::upgrade::OnUpgrade;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::WebSocketConfig;
+use crate::forward::headers;
+use crate::forward::relay::{End, Relay, Sieve, Upstream};
+use crate::listen::Conn;
+use crate::scrub::Frames;
+
+use super::Rooms;
+use super::body::{AnswerBody, InUse};
+use super::mask::Mask;
+use super::reply::Reply;
+use super::trace::Trace;
+
+/// How long both connections may take to be handed over once the provider agreed.
+const HAND_OVER: Duration = Duration::from_secs(10);
+
+/// What a socket holds until its end.
+struct Held {
+    in_use: Option<InUse>,
+    trace: Trace,
+    conn: Conn,
+    abort: CancellationToken,
+    bounds: WebSocketConfig,
+}
+
+/// What ends a socket from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Lost,
+    Shutdown,
+    TooLong,
+}
+
+impl Rooms {
+    /// Answers 101, and carries bytes until either side ends.
+    pub(super) fn socket(
+        &self,
+        client: OnUpgrade,
+        reply: Reply,
+        in_use: Option<InUse>,
+        conn: Conn,
+        mut trace: Trace,
+    ) -> Response<AnswerBody> {
+        let class = reply.outcome().class.as_str();
+        let (mut head, mask) = reply.into_head();
+        head.version = Version::HTTP_11;
+        trace.answered(head.status.as_u16(), class);
+        if self.config.listen.response_headers && trace.attempts() > 0 {
+            head.headers.insert("x-lessor-attempts", trace.attempts().into());
+        }
+        headers::put_websocket(&mut head.headers);
+        let upstream = head.extensions.remove::<OnUpgrade>();
+        let sieve = Masking::new(mask, &head.headers);
+        let held = Held { in_use, trace, conn, abort: self.abort.clone(), bounds: self.config.websocket };
+        self.tunnels.spawn(held.carry(client, upstream, sieve));
+        Response::from_parts(head, AnswerBody::own(Bytes::new()))
+    }
+}
+
+impl Held {
+    async fn carry(mut self, client: OnUpgrade, upstream: Option<OnUpgrade>, sieve: Masking) {
+        let bounds = self.bounds;
+        let mut too_long = std::pin::pin!(after(bounds.max_duration));
+        let taking_over = async {
+            let upstream = Upstream::of(upstream?).await.ok()?;
+            Some(Relay::new(client.await.ok()?, upstream, sieve, bounds.idle))
+        };
+        let taken = tokio::select! {
+            biased;
+            cut = self.cut() => Err(cut),
+            taken = tokio::time::timeout(HAND_OVER, taking_over) => Ok(taken.ok().flatten()),
+        };
+        let mut relay = match taken {
+            Ok(Some(relay)) => relay,
+            // The client left before it saw the answer.
+            Ok(None) => return self.trace.ended_as("cancelled"),
+            Err(cut) => return self.break_off(cut),
+        };
+        let end = tokio::select! {
+            biased;
+            cut = self.cut() => Err(cut),
+            () = &mut too_long => Err(Cut::TooLong),
+            end = relay.run(self.conn.gone()) => Ok(end),
+        };
+        match end {
+            Ok(End::Client) => {
+                relay.see_client_out().await;
+                if !relay.sieve().said_goodbye() {
+                    self.trace.ended_as("cancelled");
+                }
+            }
+            Ok(End::Upstream) => self.see_upstream_out(relay).await,
+            Ok(End::Idle) => {
+                self.trace.ended_as("upstream_idle");
+                self.conn.close_by_reset();
+                relay.break_off();
+            }
+            Err(cut) => {
+                self.break_off(cut);
+                relay.break_off();
+            }
+        }
+    }
+
+    /// The key is free from here on: the provider is done with it, however slowly the client reads.
+    async fn see_upstream_out(&mut self, mut relay: Relay<Masking>) {
+        self.in_use = None;
+        let in_order = tokio::select! {
+            biased;
+            () = self.abort.cancelled() => false,
+            in_order = relay.see_upstream_out(self.conn.gone()) => in_order,
+        };
+        let goodbye = relay.sieve().said_goodbye();
+        if !goodbye {
+            self.trace.ended_as("upstream_broke");
+        }
+        if !in_order && !goodbye {
+            self.conn.close_by_reset();
+        }
+    }
+
+    /// Resolves when the socket must end whatever its peers do.
+    async fn cut(&self) -> Cut {
+        let lost = async {
+            match &self.in_use {
+                Some(in_use) => {
+                    in_use.lease.lost().await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = lost => Cut::Lost,
+            () = self.abort.cancelled() => Cut::Shutdown,
+        }
+    }
+
+    /// The client sees a reset, never a clean end.
+    fn break_off(&mut self, cut: Cut) {
+        self.conn.close_by_reset();
+        self.trace.ended_as(match cut {
+            Cut::Lost => "lease_lost",
+            Cut::Shutdown => "cancelled",
+            Cut::TooLong => "too_long",
+        });
+    }
+}
+
+/// Resolves after `time`, or never.
+async fn after(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => match std::future::pending::<Infallible>().await {},
+    }
+}
+
+/// What comes from the provider, with its key masked and counted.
+pub(super) struct Masking {
+    frames: Frames,
+    mask: Option<Mask>,
+}
+
+impl Masking {
+    fn new(mask: Option<Mask>, headers: &http::HeaderMap) -> Self {
+        let frames = mask.as_ref().map_or_else(Frames::open, |mask| mask.frames(headers));
+        Self { frames, mask }
+    }
+
+    /// Whether the provider sent a Close frame.
+    fn said_goodbye(&self) -> bool {
+        self.frames.said_goodbye()
+    }
+}
+
+impl Sieve for Masking {
+    fn feed(&mut self, data: Bytes) {
+        self.frames.feed(data);
+    }
+
+    fn finish(&mut self) {
+        self.frames.finish();
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        let piece = self.frames.take();
+        if let Some(mask) = &self.mask {
+            mask.count_websocket(self.frames.take_masked());
+        }
+        piece
+    }
+}
