@@ -199,6 +199,13 @@ impl Peer {
         assert!(!in_order, "ended in order after {:?}", String::from_utf8_lossy(&seen));
     }
 
+    /// Fails unless nothing comes for a while: long enough for what was sent before to be here.
+    pub async fn finds_nothing(&mut self) {
+        let mut byte = [0];
+        let read = tokio::time::timeout(Duration::from_millis(200), self.io.read(&mut byte)).await;
+        assert!(read.is_err(), "{read:?} came: {byte:?}");
+    }
+
     /// Ends its writing half.
     pub async fn half_close(&mut self) {
         self.io.shutdown().await.unwrap();
@@ -353,6 +360,14 @@ pub async fn ask_over(socket: TcpStream, head: &str) -> Peer {
 pub async fn ask_inside(stream: tokio_rustls::client::TlsStream<TcpStream>, head: &str) -> Peer {
     let tcp = socket2::SockRef::from(stream.get_ref().0).try_clone().unwrap();
     let mut peer = Peer::new(stream, tcp);
+    peer.write(head).await;
+    peer
+}
+
+/// The same over a Unix socket.
+pub async fn ask_unix(socket: tokio::net::UnixStream, head: &str) -> Peer {
+    let tcp = socket2::SockRef::from(&socket).try_clone().unwrap();
+    let mut peer = Peer::new(socket, tcp);
     peer.write(head).await;
     peer
 }
