@@ -35,6 +35,8 @@ pub trait Sieve: Send + Unpin {
     fn finish(&mut self);
     /// The next piece to pass on; never empty.
     fn take(&mut self) -> Option<Bytes>;
+    /// Whether the provider has said goodbye: then a connection that breaks has merely ended.
+    fn said_goodbye(&self) -> bool;
 }
 
 /// Why a relay ended by itself.
@@ -130,8 +132,8 @@ impl<S: Sieve> Relay<S> {
     }
 
     /// What the provider's bytes go through.
-    pub fn sieve(&mut self) -> &mut S {
-        &mut self.ways.sieve
+    pub fn sieve(&self) -> &S {
+        &self.ways.sieve
     }
 
     /// Carries both ways until a side ends. `gone` tells that the client has. Cancel safe.
@@ -184,8 +186,8 @@ impl<S: Sieve> Relay<S> {
         });
         match how.await {
             Down::ClientGone => return true,
-            Down::Broken => return false,
-            Down::Closed => {}
+            Down::Broken if !ways.sieve.said_goodbye() => return false,
+            Down::Broken | Down::Closed => {}
         }
         let lingering = async {
             let _ = std::future::poll_fn(|cx| Pin::new(&mut ways.client).poll_shutdown(cx)).await;

@@ -119,11 +119,10 @@ impl Held {
             () = self.abort.cancelled() => false,
             in_order = relay.see_upstream_out(self.conn.gone()) => in_order,
         };
-        let goodbye = relay.sieve().said_goodbye();
-        if !goodbye {
+        if !relay.sieve().said_goodbye() {
             self.trace.ended_as("upstream_broke");
         }
-        if !in_order && !goodbye {
+        if !in_order {
             self.conn.close_by_reset();
         }
     }
@@ -175,11 +174,6 @@ impl Masking {
         let frames = mask.as_ref().map_or_else(Frames::open, |mask| mask.frames(headers));
         Self { frames, mask }
     }
-
-    /// Whether the provider sent a Close frame.
-    fn said_goodbye(&self) -> bool {
-        self.frames.said_goodbye()
-    }
 }
 
 impl Sieve for Masking {
@@ -197,5 +191,9 @@ impl Sieve for Masking {
             mask.count_websocket(self.frames.take_masked());
         }
         piece
+    }
+
+    fn said_goodbye(&self) -> bool {
+        self.frames.said_goodbye()
     }
 }
