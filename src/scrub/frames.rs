@@ -17,8 +17,11 @@ use bytes::Bytes;
 use super::needle::Needle;
 use super::stream::Scrubber;
 
-/// The most bytes that wait behind held ones: other frames, and heads of the message's own.
+/// The most memory that waits behind held bytes: other frames, and heads of the message's own.
 const MOST_BEHIND: usize = 64 * 1024;
+
+/// What a piece that waits takes beside its bytes.
+const PIECE: usize = 64;
 
 /// The longest head of a frame that is not masked.
 const LONGEST_HEAD: usize = 10;
@@ -278,8 +281,9 @@ impl Frames {
     fn pass(&mut self, piece: Bytes) {
         match &mut self.masking {
             Some(masking) if !masking.is_through() && !piece.is_empty() => {
-                masking.behind_len += piece.len();
-                masking.behind.push_back((masking.fed, piece));
+                masking.behind_len += piece.len() + PIECE;
+                // A copy: the piece itself would keep all that came with it.
+                masking.behind.push_back((masking.fed, Bytes::copy_from_slice(&piece)));
                 if masking.behind_len > MOST_BEHIND {
                     masking.scrubber.give_up(&mut masking.scratch);
                     masking.drain(&mut self.out);
@@ -312,7 +316,7 @@ impl Masking {
 
     fn release(&mut self, out: &mut Output) {
         while let Some((_, piece)) = self.behind.pop_front_if(|(at, _)| *at <= self.came) {
-            self.behind_len -= piece.len();
+            self.behind_len -= piece.len() + PIECE;
             out.push(piece);
         }
     }
@@ -364,6 +368,9 @@ impl Output {
         self.data = Bytes::new();
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 /// Reads the beginning of a frame.
 fn judge(head: &[u8]) -> Head {
