@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use support::lessor::field;
 use support::socket::{BINARY, Far, Frame, PING, PONG, Peer, REALTIME, ask, ask_inside, handshake, open};
 use support::{Key, Lessor, NEVER, PatternCheck, Setup, eventually, ms, pattern, tunnel, within};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -365,4 +366,30 @@ async fn sixty_four_mebibytes_go_through_unchanged_both_ways_in_constant_memory(
     }
     let grown = lessor.peak_kib().saturating_sub(before);
     assert!(grown < 8 << 10, "{grown} KiB more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_one_way_holds_up_neither_the_other_nor_the_look_at_who_has_left() {
+    let mut far = Far::plain().await;
+    let lessor = setup(&far).start().await;
+    let (near, provider) = open(&lessor, &mut far).await;
+    let (mut from_far, mut to_far) = provider.split();
+    let (mut from_near, mut to_near) = near.split();
+    let flooding = tokio::spawn(async move {
+        let message = Frame::new(BINARY, vec![7; 60_000]).bytes();
+        while to_far.write_all(&message).await.is_ok() {}
+    });
+    let taking = tokio::spawn(async move { tokio::io::copy(&mut from_near, &mut tokio::io::sink()).await });
+    tokio::time::sleep(ms(200)).await;
+    for _ in 0..10 {
+        let ping = Frame::new(PING, "through?").masked().bytes();
+        to_near.write_all(&ping).await.unwrap();
+        let mut seen = vec![0; ping.len()];
+        within(ms(1000), "a ping against the flood", from_far.read_exact(&mut seen)).await.unwrap();
+        assert_eq!(seen, ping);
+    }
+    taking.abort();
+    drop(to_near);
+    lessor.is_free_within_a_second("a").await;
+    flooding.await.unwrap();
 }

@@ -20,6 +20,10 @@ use tokio::time::{Instant, Sleep};
 /// Bytes read at once, each way.
 const BUFFER: usize = 16 * 1024;
 
+/// Reads of one way before the other has its turn: a flood one way must not hold up the other, nor the
+/// look at who has left.
+const TURN: usize = 8;
+
 /// How long a side that still listens is given to take the last bytes of the one that left.
 const FAREWELL: Duration = Duration::from_millis(300);
 
@@ -231,30 +235,42 @@ struct Ways<S> {
 impl<S: Sieve> Ways<S> {
     /// Provider to client. Ready when nothing more can be passed on; again and again, then.
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Down> {
-        loop {
-            while !self.out.is_empty() {
-                match ready!(Pin::new(&mut self.client).poll_write(cx, &self.out)) {
-                    Ok(n) if n > 0 => self.out.advance(n),
-                    _ => return Poll::Ready(Down::ClientGone),
-                }
-                self.pace.moved();
-                self.down_unflushed = true;
-            }
-            if let Some(piece) = self.sieve.take() {
-                self.out = piece;
-                continue;
-            }
-            if self.down_unflushed {
-                if ready!(Pin::new(&mut self.client).poll_flush(cx)).is_err() {
-                    return Poll::Ready(Down::ClientGone);
-                }
-                self.down_unflushed = false;
+        for _ in 0..TURN {
+            if let Err(how) = ready!(self.poll_pass_on(cx)) {
+                return Poll::Ready(how);
             }
             if let Some(how) = self.ended {
                 return Poll::Ready(how);
             }
             ready!(self.poll_take_in(cx));
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Writes all that came through the sieve.
+    fn poll_pass_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Down>> {
+        loop {
+            if self.out.is_empty() {
+                match self.sieve.take() {
+                    Some(piece) => self.out = piece,
+                    None => break,
+                }
+            }
+            match ready!(Pin::new(&mut self.client).poll_write(cx, &self.out)) {
+                Ok(n) if n > 0 => self.out.advance(n),
+                _ => return Poll::Ready(Err(Down::ClientGone)),
+            }
+            self.pace.moved();
+            self.down_unflushed = true;
+        }
+        if self.down_unflushed {
+            if ready!(Pin::new(&mut self.client).poll_flush(cx)).is_err() {
+                return Poll::Ready(Err(Down::ClientGone));
+            }
+            self.down_unflushed = false;
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Reads from the provider into the sieve.
@@ -284,7 +300,7 @@ impl<S: Sieve> Ways<S> {
 
     /// Client to provider. Ready when the client has ended; again and again, then.
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
+        for _ in 0..TURN {
             while !self.unsent.is_empty() && !self.up_broken {
                 let unsent = &self.buffer[self.unsent.clone()];
                 match ready!(Pin::new(&mut self.upstream).poll_write(cx, unsent)) {
@@ -307,6 +323,8 @@ impl<S: Sieve> Ways<S> {
                 _ => return Poll::Ready(()),
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

@@ -211,6 +211,11 @@ impl Peer {
         self.io.shutdown().await.unwrap();
     }
 
+    /// Its two halves. The connection closes when both are dropped.
+    pub fn split(self) -> (impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin) {
+        tokio::io::split(self.io)
+    }
+
     /// Closes in order: in TLS with a farewell.
     pub async fn close(mut self) {
         let _ = self.io.shutdown().await;
