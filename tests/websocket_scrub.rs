@@ -150,6 +150,8 @@ async fn what_is_no_framing_of_a_servers_passes_in_its_length_and_order_and_hide
         vec![0x83, 3, b'a', b'b', b'c'],
         [&[0x89, 126, 1, 0][..], &[b'.'; 256]].concat(),
         vec![0x81, 126, 0, 5, b'h', b'e', b'l', b'l', b'o'],
+        // What looks like an error answer of the HTTP library's own.
+        b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".to_vec(),
     ] {
         let mut far = Far::plain().await;
         let lessor = setup(&far).start().await;

@@ -24,7 +24,7 @@ use super::trace::Trace;
 const HAND_OVER: Duration = Duration::from_secs(10);
 
 /// What a socket holds until its end.
-struct Held {
+struct Socket {
     in_use: Option<InUse>,
     trace: Trace,
     conn: Conn,
@@ -58,21 +58,21 @@ impl Rooms {
             head.headers.insert("x-lessor-attempts", trace.attempts().into());
         }
         headers::put_websocket(&mut head.headers);
-        let upstream = head.extensions.remove::<OnUpgrade>();
-        let sieve = Masking::new(mask, &head.headers);
-        let held = Held { in_use, trace, conn, abort: self.abort.clone(), bounds: self.config.websocket };
-        self.tunnels.spawn(held.carry(client, upstream, sieve));
+        let switched = head.extensions.remove::<OnUpgrade>();
+        let masking = Masking::new(mask, &head.headers);
+        let socket = Socket { in_use, trace, conn, abort: self.abort.clone(), bounds: self.config.websocket };
+        self.tunnels.spawn(socket.carry(client, switched, masking));
         Response::from_parts(head, AnswerBody::own(Bytes::new()))
     }
 }
 
-impl Held {
-    async fn carry(mut self, client: OnUpgrade, upstream: Option<OnUpgrade>, sieve: Masking) {
+impl Socket {
+    async fn carry(mut self, client: OnUpgrade, switched: Option<OnUpgrade>, masking: Masking) {
         let bounds = self.bounds;
         let mut too_long = std::pin::pin!(after(bounds.max_duration));
         let taking_over = async {
-            let upstream = Upstream::of(upstream?).await.ok()?;
-            Some(Relay::new(client.await.ok()?, upstream, sieve, bounds.idle))
+            let upstream = Upstream::of(switched?).await.ok()?;
+            Some(Relay::new(client.await.ok()?, upstream, masking, bounds.idle))
         };
         let taken = tokio::select! {
             biased;

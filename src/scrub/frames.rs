@@ -127,9 +127,9 @@ impl Frames {
                     let n = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
                     let piece = rest.split_to(n);
                     if plain {
-                        self.text(piece)
+                        self.text(piece);
                     } else {
-                        self.pass(piece)
+                        self.pass(piece);
                     }
                     self.state = State::Payload { left: left - n as u64, last, plain };
                     self.end_frame();
@@ -315,7 +315,8 @@ impl Masking {
     }
 
     fn release(&mut self, out: &mut Output) {
-        while let Some((_, piece)) = self.behind.pop_front_if(|(at, _)| *at <= self.came) {
+        while self.behind.front().is_some_and(|(at, _)| *at <= self.came) {
+            let Some((_, piece)) = self.behind.pop_front() else { return };
             self.behind_len -= piece.len() + PIECE;
             out.push(piece);
         }
@@ -372,31 +373,36 @@ impl Output {
 #[cfg(test)]
 mod tests;
 
+/// Big endian.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
 /// Reads the beginning of a frame.
 fn judge(head: &[u8]) -> Head {
-    let [first, rest @ ..] = head else { return Head::Part };
+    let [first, behind @ ..] = head else { return Head::Part };
     let (last, opcode) = (first & 0x80 != 0, first & 0x0f);
     let control = opcode >= 8;
     if !matches!(opcode, 0..=2 | 8..=10) || (control && !last) {
         return Head::Foreign;
     }
-    let [second, rest @ ..] = rest else { return Head::Part };
+    let [second, rest @ ..] = behind else { return Head::Part };
     let length = match (second, rest) {
         // Only clients mask.
         (128.., _) => return Head::Foreign,
         (126.., _) if control => return Head::Foreign,
-        (126, [a, b, ..]) => u64::from(u16::from_be_bytes([*a, *b])),
-        (127, [a, b, c, d, e, f, g, h, ..]) => u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
+        (126, long) if long.len() >= 2 => number(&long[..2]),
+        (127, long) if long.len() >= 8 => number(&long[..8]),
         (126.., _) => return Head::Part,
         (short, _) => u64::from(*short),
     };
     // A length must be written in its shortest form, and has no sign.
-    let least = match second {
+    let shortest = match second {
         126 => 126,
         127 => 1 << 16,
         _ => 0,
     };
-    if length < least || length >> 63 == 1 {
+    if length < shortest || length >> 63 == 1 {
         return Head::Foreign;
     }
     Head::Frame { last, packed: first & 0x40 != 0, opcode, length }
