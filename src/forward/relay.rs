@@ -25,7 +25,7 @@ const BUFFER: usize = 16 * 1024;
 const TURN: usize = 8;
 
 /// How long a side that still listens is given to take the last bytes of the one that left.
-const FAREWELL: Duration = Duration::from_millis(300);
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// How long a client that was told the end is listened to: a socket closed with bytes unread resets the
 /// connection, and the reset can overtake what was just written.
@@ -110,28 +110,15 @@ fn again(tcp: &TcpStream) -> io::Result<TcpStream> {
 
 /// A socket between two peers.
 pub struct Relay<S> {
-    ways: Ways<S>,
+    ways: Ways<TokioIo<Upgraded>, S>,
     watch: TcpStream,
 }
 
 impl<S: Sieve> Relay<S> {
     /// Between these, over after `idle` without a byte.
     pub fn new(client: Upgraded, upstream: Upstream, sieve: S, idle: Duration) -> Self {
-        let ways = Ways {
-            client: TokioIo::new(client),
-            upstream: upstream.io,
-            sieve,
-            ahead: upstream.ahead,
-            room: BytesMut::with_capacity(BUFFER),
-            out: Bytes::new(),
-            down_unflushed: false,
-            ended: None,
-            buffer: vec![0; BUFFER].into_boxed_slice(),
-            unsent: 0..0,
-            up_unflushed: false,
-            up_broken: false,
-            pace: Pace::new(idle),
-        };
+        let (client, ahead) = (TokioIo::new(client), upstream.ahead);
+        let ways = Ways::new(client, upstream.io, ahead, sieve, Pace::new(idle));
         Self { ways, watch: upstream.watch }
     }
 
@@ -210,8 +197,8 @@ impl<S: Sieve> Relay<S> {
 }
 
 /// What both ways need; polled by one task.
-struct Ways<S> {
-    client: TokioIo<Upgraded>,
+struct Ways<C, S> {
+    client: C,
     upstream: Box<dyn Duplex>,
     sieve: S,
     /// Of the provider's bytes, those read with its head.
@@ -232,7 +219,25 @@ struct Ways<S> {
     pace: Pace,
 }
 
-impl<S: Sieve> Ways<S> {
+impl<C: AsyncRead + AsyncWrite + Unpin, S: Sieve> Ways<C, S> {
+    fn new(client: C, upstream: Box<dyn Duplex>, ahead: Bytes, sieve: S, pace: Pace) -> Self {
+        Self {
+            client,
+            upstream,
+            sieve,
+            ahead,
+            room: BytesMut::with_capacity(BUFFER),
+            out: Bytes::new(),
+            down_unflushed: false,
+            ended: None,
+            buffer: vec![0; BUFFER].into_boxed_slice(),
+            unsent: 0..0,
+            up_unflushed: false,
+            up_broken: false,
+            pace,
+        }
+    }
+
     /// Provider to client. Ready when nothing more can be passed on; again and again, then.
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Down> {
         for _ in 0..TURN {
@@ -353,6 +358,72 @@ impl Pace {
                 return Poll::Ready(());
             }
             self.timer.as_mut().reset(due);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Takes all, and always has more; counts what was asked of it.
+    #[derive(Default)]
+    struct Endless(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+
+    impl AsyncRead for Endless {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            // An end, so that who reads for ever comes back.
+            if self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 10_000 {
+                buf.put_slice(&[7; 100]);
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Endless {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[derive(Default)]
+    struct Open(Option<Bytes>);
+
+    impl Sieve for Open {
+        fn feed(&mut self, data: Bytes) {
+            assert!(self.0.replace(data).is_none(), "fed before all was taken");
+        }
+        fn finish(&mut self) {}
+        fn take(&mut self) -> Option<Bytes> {
+            self.0.take()
+        }
+        fn said_goodbye(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn a_way_on_which_bytes_never_end_gives_the_other_its_turn() {
+        let (client, upstream) = (Endless::default(), Endless::default());
+        let counts = [client.0.clone(), upstream.0.clone()];
+        let pace = Pace::new(Duration::from_secs(60));
+        let mut ways = Ways::new(client, Box::new(upstream), Bytes::new(), Open::default(), pace);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(ways.poll_down(&mut cx).is_pending() && ways.poll_up(&mut cx).is_pending());
+        for count in counts {
+            assert_eq!(count.load(std::sync::atomic::Ordering::Relaxed), TURN);
         }
     }
 }
