@@ -122,7 +122,7 @@ impl Serve for Proxy {
         let standing = caller.standing;
         match served {
             Ok(Served::Proxied(reply, in_use)) => match upgrade.filter(|_| reply.is_switch()) {
-                Some(client) => rooms.socket(client, *reply, in_use, conn, trace),
+                Some(client) => rooms.socket(client, *reply, in_use, conn, standing, trace),
                 None => rooms.stream(*reply, in_use, &conn, standing, trace),
             },
             Ok(Served::Open(site)) => {

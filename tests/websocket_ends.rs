@@ -6,7 +6,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::lessor::field;
-use support::socket::{BINARY, Far, Frame, PING, PONG, Peer, REALTIME, ask, ask_inside, handshake, open};
+use support::socket::{
+    BINARY, Far, Frame, PING, PONG, Peer, REALTIME, ask, ask_inside, ask_over, handshake, open,
+};
 use support::{Key, Lessor, NEVER, PatternCheck, Setup, eventually, ms, pattern, tunnel, within};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -107,7 +109,7 @@ async fn a_revoked_lease_cuts_both_sides_and_neither_takes_it_for_an_end() {
         lessor.cli(&["leases", "revoke", &lease]).await.ok();
         within(ms(2500), "both are cut", async { (near.is_cut().await, provider.is_cut().await) }).await;
         lessor.is_free_within_a_second("a").await;
-        assert_eq!(outcome(&lessor).await, "lease_lost");
+        assert_eq!(outcome(&lessor).await, "lease_revoked");
         assert_eq!(lessor.status("a").await, "available");
     }
 }
@@ -387,4 +389,24 @@ async fn a_flood_one_way_holds_up_neither_the_other_nor_the_look_at_who_has_left
     drop(to_near);
     lessor.is_free_within_a_second("a").await;
     flooding.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_revoked_app_loses_its_sockets_to_providers_and_to_other_hosts() {
+    let (mut far, mut other) = (Far::plain().await, Far::plain().await);
+    let lessor = setup(&far).start().await;
+    let (mut near, mut provider) = open(&lessor, &mut far).await;
+    let host = format!("127.0.0.1:{}", other.port());
+    let elsewhere =
+        ask_over(lessor.raw().await.0, &handshake(&format!("http://{host}/chat"), &host, "")).await;
+    let mut peer = other.agreed().await;
+    let mut elsewhere = elsewhere.answered().await;
+    lessor.cli(&["apps", "revoke", "anonymous"]).await.ok();
+    let all = async {
+        (near.is_cut().await, provider.is_cut().await, elsewhere.is_cut().await, peer.is_cut().await)
+    };
+    within(ms(1000), "all are cut", all).await;
+    lessor.is_free_within_a_second("a").await;
+    let name = "lessor_requests_total{provider=\"openai\",mode=\"base_url\",outcome=\"app_revoked\"}";
+    eventually("it is counted so", async || (lessor.metric(name).await as u32 == 1).then_some(())).await;
 }

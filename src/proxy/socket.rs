@@ -1,6 +1,7 @@
 //! A WebSocket from its 101 to its end: one task that holds the lease, and carries bytes both ways.
 
 use std::convert::Infallible;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,11 +12,13 @@ use tokio_util::sync::CancellationToken;
 use crate::config::WebSocketConfig;
 use crate::forward::headers;
 use crate::forward::relay::{End, Relay, Sieve, Upstream};
+use crate::lease::Lost;
 use crate::listen::Conn;
+use crate::route::Standing;
 use crate::scrub::Frames;
 
 use super::Rooms;
-use super::body::{AnswerBody, InUse};
+use super::body::{AnswerBody, InUse, word_of};
 use super::mask::Mask;
 use super::reply::Reply;
 use super::trace::Trace;
@@ -26,6 +29,8 @@ const HAND_OVER: Duration = Duration::from_secs(10);
 /// What a socket holds until its end.
 struct Socket {
     in_use: Option<InUse>,
+    /// The caller's.
+    standing: Standing,
     trace: Trace,
     conn: Conn,
     abort: CancellationToken,
@@ -35,7 +40,8 @@ struct Socket {
 /// What ends a socket from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    Lost,
+    Lost(Lost),
+    AppRevoked,
     Shutdown,
     TooLong,
 }
@@ -48,6 +54,7 @@ impl Rooms {
         reply: Reply,
         in_use: Option<InUse>,
         conn: Conn,
+        standing: Standing,
         mut trace: Trace,
     ) -> Response<AnswerBody> {
         let class = reply.outcome().class.as_str();
@@ -60,7 +67,14 @@ impl Rooms {
         headers::put_websocket(&mut head.headers);
         let switched = head.extensions.remove::<OnUpgrade>();
         let masking = Masking::new(mask, &head.headers);
-        let socket = Socket { in_use, trace, conn, abort: self.abort.clone(), bounds: self.config.websocket };
+        let socket = Socket {
+            in_use,
+            standing,
+            trace,
+            conn,
+            abort: self.abort.clone(),
+            bounds: self.config.websocket,
+        };
         self.tunnels.spawn(socket.carry(client, switched, masking));
         Response::from_parts(head, AnswerBody::own(Bytes::new()))
     }
@@ -71,18 +85,27 @@ impl Socket {
         let bounds = self.bounds;
         let mut too_long = std::pin::pin!(after(bounds.max_duration));
         let taking_over = async {
-            let upstream = Upstream::of(switched?).await.ok()?;
-            Some(Relay::new(client.await.ok()?, upstream, masking, bounds.idle))
+            let upstream = match switched {
+                Some(switched) => Upstream::of(switched).await,
+                None => Err(io::Error::other("the answer's connection cannot be had")),
+            };
+            // A client that left before it saw the answer has no connection to hand over.
+            let client = client.await.ok();
+            upstream.map(|upstream| Some(Relay::new(client?, upstream, masking, bounds.idle)))
         };
         let taken = tokio::select! {
             biased;
             cut = self.cut() => Err(cut),
-            taken = tokio::time::timeout(HAND_OVER, taking_over) => Ok(taken.ok().flatten()),
+            taken = tokio::time::timeout(HAND_OVER, taking_over) => Ok(taken.unwrap_or(Ok(None))),
         };
         let mut relay = match taken {
-            Ok(Some(relay)) => relay,
-            // The client left before it saw the answer.
-            Ok(None) => return self.trace.ended_as("cancelled"),
+            Ok(Ok(Some(relay))) => relay,
+            Ok(Ok(None)) => return self.trace.ended_as("cancelled"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a WebSocket that the provider agreed to could not be taken over");
+                self.conn.close_by_reset();
+                return self.trace.ended_as("upstream_broke");
+            }
             Err(cut) => return self.break_off(cut),
         };
         let end = tokio::select! {
@@ -116,7 +139,7 @@ impl Socket {
         self.in_use = None;
         let in_order = tokio::select! {
             biased;
-            () = self.abort.cancelled() => false,
+            cut = self.cut() => return self.break_off(cut),
             in_order = relay.see_upstream_out(self.conn.gone()) => in_order,
         };
         if !relay.sieve().said_goodbye() {
@@ -131,15 +154,14 @@ impl Socket {
     async fn cut(&self) -> Cut {
         let lost = async {
             match &self.in_use {
-                Some(in_use) => {
-                    in_use.lease.lost().await;
-                }
+                Some(in_use) => in_use.lease.lost().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
-            () = lost => Cut::Lost,
+            () = self.standing.revoked() => Cut::AppRevoked,
+            lost = lost => Cut::Lost(lost),
             () = self.abort.cancelled() => Cut::Shutdown,
         }
     }
@@ -148,7 +170,8 @@ impl Socket {
     fn break_off(&mut self, cut: Cut) {
         self.conn.close_by_reset();
         self.trace.ended_as(match cut {
-            Cut::Lost => "lease_lost",
+            Cut::Lost(lost) => word_of(lost),
+            Cut::AppRevoked => "app_revoked",
             Cut::Shutdown => "cancelled",
             Cut::TooLong => "too_long",
         });
