@@ -62,6 +62,8 @@ pub enum Scrubbed {
     Trailer,
     /// In the reason phrase.
     Reason,
+    /// In what came over a WebSocket.
+    WebSocket,
 }
 
 impl Scrubbed {
@@ -71,6 +73,7 @@ impl Scrubbed {
             Self::Body => "body",
             Self::Trailer => "trailer",
             Self::Reason => "reason",
+            Self::WebSocket => "websocket",
         }
     }
 }

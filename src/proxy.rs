@@ -44,6 +44,7 @@ mod faults;
 mod mask;
 mod outgoing;
 mod reply;
+mod socket;
 mod trace;
 
 pub use body::AnswerBody;
@@ -111,6 +112,7 @@ impl Serve for Proxy {
         let (head, body) = request.into_parts();
         let rooms = &*self.0;
         let connect = head.method == Method::CONNECT;
+        let upgrade = head.extensions.get::<OnUpgrade>().cloned();
         let mode = rooms.routes.mode_of(&head, came_from(&conn));
         let mut trace = Trace::begin(mode, head.method.clone(), rooms.metrics.clone());
         let shape =
@@ -119,7 +121,10 @@ impl Serve for Proxy {
         let served = rooms.walk(head, body, &conn, &mut trace, &mut caller).await;
         let standing = caller.standing;
         match served {
-            Ok(Served::Proxied(reply, in_use)) => rooms.stream(*reply, in_use, &conn, standing, trace),
+            Ok(Served::Proxied(reply, in_use)) => match upgrade.filter(|_| reply.is_switch()) {
+                Some(client) => rooms.socket(client, *reply, in_use, conn, standing, trace),
+                None => rooms.stream(*reply, in_use, &conn, standing, trace),
+            },
             Ok(Served::Open(site)) => {
                 // Each request inside is told by itself; between them, too, a revoked app is cut off.
                 trace.say_nothing();

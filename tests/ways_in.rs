@@ -173,10 +173,10 @@ async fn bytes_after_a_refused_connect_are_never_read_as_a_request() {
 }
 
 #[tokio::test]
-async fn an_upgrade_is_501_and_reaches_no_provider() {
+async fn an_upgrade_to_anything_but_a_websocket_is_501_and_reaches_no_provider() {
     let provider = Provider::start(openai).await;
     let lessor = start(&provider).await;
-    for token in ["websocket", "h2c"] {
+    for token in ["h2c", "websocket, h2c", "TLS/1.0"] {
         let request = Request::get("/openai/v1/realtime")
             .header("connection", "upgrade")
             .header("upgrade", token)

@@ -109,6 +109,25 @@ pub fn credential_queries() -> &'static [String] {
     &QUERIES
 }
 
+/// Every prefix of a WebSocket subprotocol behind which some provider of the catalogue looks for a
+/// credential.
+fn credential_subprotocols() -> &'static [String] {
+    static PREFIXES: LazyLock<Vec<String>> =
+        LazyLock::new(|| builtin().values().flat_map(|p| p.subprotocols.iter().cloned()).collect());
+    &PREFIXES
+}
+
+/// What a WebSocket subprotocol has behind its prefix, where that is one of the catalogue's or one of
+/// `more`: a credential.
+pub fn subprotocol_secret<'m>(member: &'m [u8], more: &[String]) -> Option<&'m [u8]> {
+    let member = member.trim_ascii();
+    let behind = |prefix: &String| {
+        let (head, rest) = member.split_at_checked(prefix.len())?;
+        head.eq_ignore_ascii_case(prefix.as_bytes()).then_some(rest)
+    };
+    credential_subprotocols().iter().chain(more).find_map(behind)
+}
+
 /// One mistake in a provider's table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {problem}")]
@@ -155,6 +174,8 @@ pub struct RawProvider {
     pub no_model_paths: Option<Vec<String>>,
     /// See [`Provider::model_after`].
     pub model_after: Option<Vec<String>>,
+    /// See [`Provider::subprotocols`].
+    pub subprotocols: Option<Vec<String>>,
     /// The usual environment variables of its keys.
     pub env: Option<Vec<String>>,
     /// See [`Provider::env_other`].
@@ -294,6 +315,7 @@ impl RawProvider {
         "allow_paths",
         "no_model_paths",
         "model_after",
+        "subprotocols",
         "env",
         "env_other",
         "env_base_url",
@@ -423,6 +445,13 @@ impl RawProvider {
                 refuse(errors, format!("no_model_paths.{i}"), format!("is `{path}`, must begin with `/`"));
             }
         }
+        if let Some(all) = &self.subprotocols {
+            provider.subprotocols.clone_from(all);
+            for (i, prefix) in all.iter().enumerate().filter(|(_, prefix)| !is_token(prefix)) {
+                let problem = format!("is `{prefix}`, must be a prefix such as `provider-api-key.`");
+                refuse(errors, format!("subprotocols.{i}"), problem);
+            }
+        }
         if let Some(env) = &self.env {
             provider.env.clone_from(env);
         }
@@ -449,6 +478,12 @@ fn compile_paths(field: &str, raw: Option<&Vec<String>>, errors: &mut Vec<FieldE
         }
     }
     all
+}
+
+/// Whether a WebSocket subprotocol may begin so (RFC 9110, section 5.6.2).
+fn is_token(text: &str) -> bool {
+    let may = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    !text.is_empty() && text.bytes().all(may)
 }
 
 /// Its name and path go into lines that a shell evaluates.
@@ -483,6 +518,7 @@ fn blank(name: &ProviderName) -> Provider {
         allow_paths: Vec::new(),
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
+        subprotocols: Vec::new(),
         env: Vec::new(),
         env_other: Vec::new(),
         env_base_url: Vec::new(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig};
-use super::{QueueConfig, RetryConfig, StoreConfig, StoreUrl, Timeouts};
+use super::{QueueConfig, RetryConfig, StoreConfig, StoreUrl, Timeouts, WebSocketConfig};
 
 /// `shutdown.grace`.
 pub(super) const GRACE: Duration = Duration::from_secs(30);
@@ -34,6 +34,10 @@ pub(super) const TIMEOUTS: Timeouts = Timeouts {
     header: Duration::from_secs(10),
     keep_alive: Duration::from_mins(2),
 };
+
+/// `[websocket]`.
+pub(super) const WEBSOCKET: WebSocketConfig =
+    WebSocketConfig { idle: Duration::from_mins(10), max_duration: None };
 
 /// `[limits]`.
 pub(super) const LIMITS: Limits =

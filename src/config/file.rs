@@ -123,6 +123,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         compressed: root
             .section("scrub")
             .word("compressed", &[("pass", Compressed::Pass), ("decode", Compressed::Decode)]),
+        websocket: sections::websocket(&root.section("websocket")),
         limits: sections::limits(&root.section("limits")),
         admin_token,
         hosts: hosts_of(&providers.all),

@@ -67,6 +67,8 @@ pub struct Config {
     pub ca: Option<CaFiles>,
     /// `scrub.compressed`: what happens to packed bodies, in which a key cannot be seen.
     pub compressed: Compressed,
+    /// How long a WebSocket may be silent, and live.
+    pub websocket: WebSocketConfig,
     /// Bounds that protect the process.
     pub limits: Limits,
     /// The admin listener's token, where set.
@@ -247,6 +249,15 @@ impl Alpn {
     }
 }
 
+/// `[websocket]`.
+#[derive(Debug, Clone, Copy)]
+pub struct WebSocketConfig {
+    /// Without a byte either way, pings included.
+    pub idle: Duration,
+    /// The bound of a socket's whole life, where set.
+    pub max_duration: Option<Duration>,
+}
+
 /// `scrub.compressed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compressed {
@@ -362,6 +373,8 @@ pub struct Provider {
     pub no_model_paths: Vec<String>,
     /// Parts of a path behind which the model stands (`/models/`), up to the next `/` or `:`.
     pub model_after: Vec<String>,
+    /// Prefixes of WebSocket subprotocols behind which a credential stands, as sent from browsers.
+    pub subprotocols: Vec<String>,
     /// Its usual environment variables (`OPENAI_API_KEY`).
     pub env: Vec<String>,
     /// Further variables in which its SDKs look for a credential, and which lessor takes no key from.

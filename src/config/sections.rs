@@ -10,6 +10,7 @@ use super::tree::{Field, Page, Table};
 use super::values::{self, SOCKET_MODE};
 use super::{
     Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts,
+    WebSocketConfig,
 };
 
 /// `[listen]`; `anybody` where no app has a token, so that none can be told apart over TCP.
@@ -137,9 +138,7 @@ pub(super) fn lease(page: &Page<'_>, lease: &Table<'_>) -> LeaseConfig {
     let most = own.longest_heartbeat();
     let third = (ttl.value / 3).min(own.heartbeat).min(most);
     let heartbeat = lease.duration("heartbeat", third, Duration::from_millis(100));
-    let max = lease
-        .get("max_duration")
-        .map(|_| lease.duration("max_duration", Duration::from_secs(1), Duration::from_secs(1)).value);
+    let max = max_duration(lease);
     let read = LeaseConfig {
         ttl: ttl.value,
         heartbeat: heartbeat.value,
@@ -165,6 +164,18 @@ pub(super) fn lease(page: &Page<'_>, lease: &Table<'_>) -> LeaseConfig {
         }
     }
     read
+}
+
+/// The bound of a whole life, where one is set.
+fn max_duration(table: &Table<'_>) -> Option<Duration> {
+    let second = Duration::from_secs(1);
+    table.get("max_duration").map(|_| table.duration("max_duration", second, second).value)
+}
+
+/// `[websocket]`.
+pub(super) fn websocket(websocket: &Table<'_>) -> WebSocketConfig {
+    let idle = websocket.duration("idle", defaults::WEBSOCKET.idle, Duration::from_millis(1)).value;
+    WebSocketConfig { idle, max_duration: max_duration(websocket) }
 }
 
 /// `[queue]`.

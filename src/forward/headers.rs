@@ -100,6 +100,19 @@ pub fn strip_response(headers: &mut HeaderMap) {
     }
 }
 
+/// What asks for a WebSocket, or agrees to one; put in after what is hop-by-hop was taken out.
+pub fn put_websocket(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+}
+
+/// Whether an answer switches to WebSocket, and to nothing else.
+pub fn is_websocket(headers: &HeaderMap) -> bool {
+    let mut all = headers.get_all(UPGRADE).iter();
+    let only = all.next().filter(|_| all.next().is_none());
+    only.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
+}
+
 /// Whether an answer's body is coded in a way that was lost when it was decoded as chunked.
 pub fn has_foreign_coding(headers: &HeaderMap) -> bool {
     headers.get_all(TRANSFER_ENCODING).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"chunked"))

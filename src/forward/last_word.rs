@@ -24,6 +24,11 @@ impl<T> LastWord<T> {
         Self { inner, deaf: false }
     }
 
+    /// The connection itself.
+    pub(super) fn get_ref(&self) -> &T {
+        &self.inner
+    }
+
     /// What a write came to. Nobody is woken by one that stands still: the end of reading follows at once.
     fn written<O>(&mut self, written: Poll<io::Result<O>>) -> Poll<io::Result<O>> {
         match written {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -27,6 +27,7 @@ pub mod dial;
 pub mod headers;
 pub mod held;
 mod last_word;
+pub mod relay;
 pub mod replay;
 pub mod tls;
 pub mod tunnel;
@@ -166,17 +167,17 @@ impl Upstreams {
         request: Request<()>,
         body: &Replay,
     ) -> Result<Response<Incoming>, SendError> {
-        let host = host_of(request.uri());
+        let (host, upgrade) = (host_of(request.uri()), asks_upgrade(&request));
         match self.providers.get(provider) {
-            Some(client) => self.answer(client.request(with_body(request, body)), host, body).await,
+            Some(client) => self.answer(client.request(with_body(request, body)), host, body, upgrade).await,
             None => Err(SendError::Unusable { host, what: "the provider is not served" }),
         }
     }
 
     /// The same to a host that is no provider's.
     pub async fn pass(&self, request: Request<()>, body: &Replay) -> Result<Response<Incoming>, SendError> {
-        let host = host_of(request.uri());
-        self.answer(self.others.request(with_body(request, body)), host, body).await
+        let (host, upgrade) = (host_of(request.uri()), asks_upgrade(&request));
+        self.answer(self.others.request(with_body(request, body)), host, body, upgrade).await
     }
 
     async fn answer(
@@ -184,6 +185,7 @@ impl Upstreams {
         sending: hyper_util::client::legacy::ResponseFuture,
         host: String,
         body: &Replay,
+        upgrade: bool,
     ) -> Result<Response<Incoming>, SendError> {
         tokio::pin!(sending);
         let begun = tokio::time::Instant::now();
@@ -205,7 +207,16 @@ impl Upstreams {
         };
         let mut answer = answer.map_err(|error| self.classify(error, host.clone(), body))?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return Err(SendError::Unusable { host, what: "an upgrade that was not asked for" });
+            let what = match headers::is_websocket(answer.headers()) {
+                true if upgrade => None,
+                true => Some("an upgrade that was not asked for"),
+                false => Some("an upgrade to something else than `websocket`"),
+            };
+            if let Some(what) = what {
+                return Err(SendError::Unusable { host, what });
+            }
+            // Framing that a 101 cannot have.
+            answer.headers_mut().remove(CONTENT_LENGTH);
         }
         if headers::has_foreign_coding(answer.headers()) {
             return Err(SendError::Unusable { host, what: "a transfer coding other than chunked" });
@@ -263,6 +274,10 @@ fn builder() -> hyper_util::client::legacy::Builder {
         .http1_max_buf_size(MAX_ANSWER_HEAD)
         .http1_max_headers(MAX_ANSWER_HEADERS);
     builder
+}
+
+fn asks_upgrade(request: &Request<()>) -> bool {
+    request.headers().contains_key(UPGRADE)
 }
 
 fn host_of(uri: &Uri) -> String {

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use http::header::SEC_WEBSOCKET_PROTOCOL;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use zeroize::Zeroizing;
@@ -33,6 +34,26 @@ pub fn strip_own(headers: &mut HeaderMap) {
         headers.keys().filter(|name| name.as_str().starts_with(OWN_PREFIX)).cloned().collect();
     for name in own {
         headers.remove(name);
+    }
+}
+
+/// Removes the WebSocket subprotocols for which `goes` holds; the others stay byte for byte.
+pub fn strip_subprotocols(headers: &mut HeaderMap, goes: impl Fn(&[u8]) -> bool) {
+    let members = |line: &HeaderValue| line.as_bytes().split(|byte| *byte == b',').any(&goes);
+    if !headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().any(members) {
+        return;
+    }
+    let lines: Vec<HeaderValue> = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().cloned().collect();
+    headers.remove(SEC_WEBSOCKET_PROTOCOL);
+    for line in lines {
+        let kept: Vec<&[u8]> = line.as_bytes().split(|byte| *byte == b',').filter(|m| !goes(m)).collect();
+        let kept = kept.join(&b',');
+        // Made of pieces of a header's value, so it is one.
+        if let Ok(value) = HeaderValue::from_bytes(kept.trim_ascii())
+            && !value.is_empty()
+        {
+            headers.append(SEC_WEBSOCKET_PROTOCOL, value);
+        }
     }
 }
 
@@ -129,6 +150,25 @@ mod tests {
         assert!(matches!(strip_query("a=%7E&&b=+", is_key), Cow::Borrowed("a=%7E&&b=+")));
         assert_eq!(strip_query("a=1&key=x&b=2", is_key), "a=1&b=2");
         assert_eq!(strip_query("key=x", is_key), "");
+    }
+
+    #[test]
+    fn subprotocols_that_go_are_taken_out_and_the_others_stay_byte_for_byte() {
+        let goes = |member: &[u8]| member.trim_ascii().starts_with(b"key.");
+        for (lines, left) in [
+            (&["realtime,  v1"][..], &["realtime,  v1"][..]),
+            (&["realtime, key.x,  v1"], &["realtime,  v1"]),
+            (&["key.x, realtime", "key.y", "v1,key.z"], &["realtime", "v1"]),
+            (&["key.x"], &[]),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(line));
+            }
+            strip_subprotocols(&mut headers, goes);
+            let after: Vec<_> = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().collect();
+            assert_eq!(after, left, "{lines:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
-use hyper::{Method, Request, Version};
+use hyper::{Method, Request, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -161,7 +161,8 @@ impl<S: Serve> Serving<S> {
         let connect = request.method() == Method::CONNECT;
         let upgrade = request.extensions().get::<OnUpgrade>().cloned().filter(|_| connect);
         let mut response = self.service.serve(request, self.conn.clone()).await;
-        if connect && response.status().is_success() {
+        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        if switched || (connect && response.status().is_success()) {
             signals.hand_over();
             if let (Some(site), Some(upgrade)) = (response.extensions_mut().remove::<Arc<Site>>(), upgrade) {
                 signals.open(Opened { site, upgrade });

@@ -189,6 +189,7 @@ pub enum Peer {
 pub struct Conn {
     peer: Peer,
     signals: Arc<Signals>,
+    socket: Arc<Socket>,
     _place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -196,6 +197,12 @@ impl Conn {
     /// Who is at the other end.
     pub fn peer(&self) -> Peer {
         self.peer
+    }
+
+    /// Resolves when the client has closed, or only its writing half, however many bytes of it lie unread.
+    /// For whoever took the connection over: hyper's part is watched already. Cancel safe.
+    pub async fn gone(&self) {
+        self.socket.gone().await;
     }
 
     /// Until the answer now begun has ended, the connection (the stream, with HTTP/2) is cut when `watch` is ready. It is asked
@@ -346,9 +353,9 @@ impl Accepting {
             };
             match accepted {
                 Ok((socket, peer)) => {
-                    let signals = Arc::new(Signals::new());
-                    let conn = Conn { peer, signals, _place: Arc::new(place) };
-                    self.spawn(socket, conn, service.clone());
+                    let (signals, socket) = (Arc::new(Signals::new()), Arc::new(socket));
+                    let conn = Conn { peer, signals, socket, _place: Arc::new(place) };
+                    self.spawn(conn, service.clone());
                     // The runtime runs the newest task first; in a burst that would let the last of many
                     // connections be served before the first.
                     tokio::task::yield_now().await;
@@ -362,7 +369,7 @@ impl Accepting {
         }
     }
 
-    fn spawn<S: Serve>(&self, socket: Socket, conn: Conn, service: S) {
+    fn spawn<S: Serve>(&self, conn: Conn, service: S) {
         let mut http = http1::Builder::new();
         // hyper's own head timeout would also close idle connections; ours tells the two apart.
         http.timer(TokioTimer::new())
@@ -375,7 +382,7 @@ impl Accepting {
         let signals = conn.signals.clone();
         let serving = Serving {
             http,
-            socket: Arc::new(socket),
+            socket: conn.socket.clone(),
             conn,
             service,
             timeouts: self.timeouts,

@@ -199,7 +199,10 @@ impl Signals {
     /// The answer is out of the service's hands.
     pub(super) fn finish(&self) {
         self.cut_when(None);
-        self.enter(Phase::Idle);
+        // What was handed over has no next head.
+        if !self.is_handed_over() {
+            self.enter(Phase::Idle);
+        }
     }
 
     pub(super) fn cut_when(&self, watch: Option<CutWatch>) {

@@ -130,10 +130,15 @@ impl Ticket {
             return Poll::Ready("app_revoked");
         }
         let Some(in_use) = &self.in_use else { return Poll::Pending };
-        in_use.lease.poll_lost(cx).map(|lost| match lost {
-            Lost::Revoked => "lease_revoked",
-            Lost::Expired | Lost::Unknown | Lost::TooLong => "lease_lost",
-        })
+        in_use.lease.poll_lost(cx).map(word_of)
+    }
+}
+
+/// A lost lease, in the log's word.
+pub(super) fn word_of(lost: Lost) -> &'static str {
+    match lost {
+        Lost::Revoked => "lease_revoked",
+        Lost::Expired | Lost::Unknown | Lost::TooLong => "lease_lost",
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, SEC_WEBSOCKET_EXTENSIONS};
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::ext::ReasonPhrase;
@@ -13,7 +13,7 @@ use crate::config::{Compressed, Config, KeyConfig, Place, Provider, Scrub};
 use crate::metrics::{Metrics, Scrubbed};
 use crate::model::{KeyId, ProviderName};
 use crate::route::ring::RingKey;
-use crate::scrub::{Filter, Needle, Packed, compression};
+use crate::scrub::{Filter, Frames, Needle, Packed, compression};
 
 /// What each key is masked by, made once a secret.
 #[derive(Debug)]
@@ -109,6 +109,21 @@ impl Mask {
             }
             Packed::As(_) | Packed::Otherwise => Filter::none(),
         }
+    }
+
+    /// What comes over a WebSocket goes through it. A message that says it is packed is taken at its word
+    /// only where the answer agreed to that.
+    pub(super) fn frames(&self, headers: &HeaderMap) -> Frames {
+        if self.provider.scrub != Scrub::On || self.needle.is_short() {
+            return Frames::open();
+        }
+        let packed = self.compressed == Compressed::Pass && headers.contains_key(SEC_WEBSOCKET_EXTENSIONS);
+        Frames::new(self.needle.clone(), packed)
+    }
+
+    /// Counts what was masked in what came over a WebSocket.
+    pub(super) fn count_websocket(&self, masked: u64) {
+        self.count(Scrubbed::WebSocket, masked);
     }
 
     /// Counts what the body's filter masked.

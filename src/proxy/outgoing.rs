@@ -1,16 +1,17 @@
 //! A request as it leaves: hop-by-hop out, the caller's credentials out, then the leased one in.
 
+use http::header::SEC_WEBSOCKET_EXTENSIONS;
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Uri, Version};
 
-use crate::config::{Compressed, Injection, Place, Scrub, catalogue};
+use crate::config::{Compressed, Injection, Place, Provider, Scrub, catalogue};
 use crate::forward::headers;
 use crate::inject;
 use crate::model::{Code, Fault};
-use crate::route::Route;
 use crate::route::apps::Apps;
 use crate::route::ring::RingKey;
 use crate::route::target::Pair;
+use crate::route::{self, Route};
 use crate::scrub;
 
 /// What is the same in every sending of one request.
@@ -18,20 +19,25 @@ use crate::scrub;
 pub(super) struct Outgoing {
     method: Method,
     headers: HeaderMap,
+    websocket: bool,
 }
 
 impl Outgoing {
     /// Everything that must not leave is gone from it.
     pub(super) fn new(head: Parts, route: &Route, apps: &Apps, compressed: Compressed) -> Self {
-        let mut fields = head.headers;
+        let websocket = route::asks_upgrade(&head.headers);
+        let (mut fields, provider) = (head.headers, route.provider());
         headers::strip_request(&mut fields, head.version);
-        inject::strip_headers(&mut fields, &route.provider().keep);
+        inject::strip_headers(&mut fields, &provider.keep);
+        inject::strip_subprotocols(&mut fields, |member| is_credential(member, provider));
         strip_tokens(&mut fields, apps);
-        if compressed == Compressed::Decode && route.provider().scrub == Scrub::On {
+        if compressed == Compressed::Decode && provider.scrub == Scrub::On {
             // What comes in a coding that cannot be taken off cannot be looked into either.
             scrub::keep_decodable(&mut fields);
+            // What no side offers is not agreed on, so messages come as they are.
+            fields.remove(SEC_WEBSOCKET_EXTENSIONS);
         }
-        Self { method: head.method, headers: fields }
+        Self { method: head.method, headers: fields, websocket }
     }
 
     pub(super) fn method(&self) -> &Method {
@@ -56,6 +62,9 @@ impl Outgoing {
             catalogue::credential_queries().iter().any(|name| pair.name_is(name) && !kept(name))
         };
         let mut fields = self.headers.clone();
+        if self.websocket {
+            headers::put_websocket(&mut fields);
+        }
         let target = inject::put(
             provider,
             &route.path,
@@ -70,10 +79,14 @@ impl Outgoing {
 
 /// A request for a host that is no provider's: as it is, less what is hop-by-hop or lessor's own.
 pub(super) fn for_other_host(head: Parts, target: Uri, apps: &Apps) -> Request<()> {
+    let websocket = route::asks_upgrade(&head.headers);
     let mut fields = head.headers;
     headers::strip_request(&mut fields, head.version);
     inject::strip_own(&mut fields);
     strip_tokens(&mut fields, apps);
+    if websocket {
+        headers::put_websocket(&mut fields);
+    }
     request(head.method, target, fields)
 }
 
@@ -84,6 +97,20 @@ fn strip_tokens(fields: &mut HeaderMap, apps: &Apps) {
             fields.remove(name);
         }
     }
+    inject::strip_subprotocols(fields, |member| {
+        let member = member.trim_ascii();
+        apps.is_token(catalogue::subprotocol_secret(member, &[]).unwrap_or(member))
+    });
+}
+
+/// Whether a WebSocket subprotocol carries a credential, and is not to be left alone.
+fn is_credential(member: &[u8], provider: &Provider) -> bool {
+    let member = member.trim_ascii();
+    let kept = |prefix: &String| {
+        member.get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix.as_bytes()))
+    };
+    let credential = catalogue::subprotocol_secret(member, &provider.subprotocols).is_some();
+    credential && !provider.keep.iter().any(kept)
 }
 
 /// Trailers as they leave: nothing that could not be a header of the request.

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -76,6 +76,16 @@ impl Reply {
                 }
             }
         }
+    }
+
+    /// Whether the provider agreed to a WebSocket.
+    pub(super) fn is_switch(&self) -> bool {
+        self.head.status == StatusCode::SWITCHING_PROTOCOLS
+    }
+
+    /// The head alone, of an answer that has no body.
+    pub(super) fn into_head(self) -> (Parts, Option<Mask>) {
+        (self.head, self.mask)
     }
 
     /// The head, the body as far as it was read and the rest of it, and what the body goes through.

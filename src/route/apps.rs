@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use base64::Engine as _;
 use http::HeaderMap;
-use http::header::PROXY_AUTHORIZATION;
+use http::header::{PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
@@ -83,7 +83,8 @@ impl Apps {
         {
             return Ok(app);
         }
-        if as_placeholder && catalogue::credential_headers().iter().any(|name| headers.contains_key(name)) {
+        let in_header = || catalogue::credential_headers().iter().any(|name| headers.contains_key(name));
+        if as_placeholder && (in_header() || in_subprotocols(headers).next().is_some()) {
             return Err(wrong());
         }
         let needed = "an app token is needed here: give it as the API key, as the proxy password, or as X-Lessor-App-Token";
@@ -160,7 +161,8 @@ impl Apps {
             .iter()
             .flat_map(|name| headers.get_all(name))
             .find_map(|value| self.by_token(bare(value.as_bytes())));
-        in_headers.or_else(|| {
+        let in_subprotocols = || in_subprotocols(headers).find_map(|secret| self.by_token(secret));
+        in_headers.or_else(in_subprotocols).or_else(|| {
             super::target::query_pairs(query?)
                 .filter(|pair| catalogue::credential_queries().iter().any(|name| pair.name_is(name)))
                 .find_map(|pair| self.by_token(&pair.decoded_value()))
@@ -180,6 +182,13 @@ impl Apps {
         let at = usize::try_from(at).ok()?;
         bool::from(found).then(|| &self.apps[self.tokens[at].1])
     }
+}
+
+/// The credentials among the WebSocket subprotocols that a request offers.
+fn in_subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let lines = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
+    let members = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    members.filter_map(|member| catalogue::subprotocol_secret(member, &[]))
 }
 
 fn digest(token: &[u8]) -> [u8; 32] {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, ORIGIN, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, ORIGIN, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
@@ -21,6 +21,9 @@ pub mod ring;
 pub mod scan;
 mod standing;
 pub mod target;
+mod upgrade;
+
+pub use upgrade::asks_upgrade;
 
 use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Ring};
@@ -576,17 +579,7 @@ fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
     if head.method == Method::TRACE {
         return Err(Fault::new(Code::MethodDenied, "TRACE would return the key; it is not forwarded"));
     }
-    let asks_upgrade = head.headers.contains_key(UPGRADE)
-        && head.headers.get_all(CONNECTION).iter().any(|value| {
-            value
-                .to_str()
-                .unwrap_or_default()
-                .split(',')
-                .any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
-        });
-    if asks_upgrade {
-        return Err(Fault::new(Code::UpgradeUnsupported, "upgrades (WebSocket, h2c) are not supported yet"));
-    }
+    upgrade::refuse_bad_upgrade(head)?;
     Ok(())
 }
 

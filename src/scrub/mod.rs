@@ -28,12 +28,14 @@ use std::io::{Error, ErrorKind};
 mod decode;
 mod filter;
 mod forms;
+mod frames;
 mod needle;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 pub use filter::{Filter, Packed, compression, keep_decodable};
+pub use frames::Frames;
 pub use needle::Needle;
 pub use stream::Scrubber;
 

@@ -62,6 +62,17 @@ impl Scrubber {
         self.gone = 0;
     }
 
+    /// What is held cannot wait for what it may become: it goes out masked, and what follows is looked at as
+    /// if it had stayed.
+    pub fn give_up(&mut self, out: &mut VecDeque<Bytes>) {
+        if self.gone < self.shown.len() {
+            self.shown[self.gone..].fill(MASK);
+            out.push_back(Bytes::copy_from_slice(&self.shown[self.gone..]));
+            self.gone = self.shown.len();
+            self.masked += 1;
+        }
+    }
+
     /// How many bytes are held back.
     pub fn held(&self) -> usize {
         self.shown.len() - self.gone

@@ -16,6 +16,7 @@ pub mod provider;
 pub mod redis;
 pub mod sandbox;
 pub mod sdk;
+pub mod socket;
 pub mod strict;
 pub mod tunnel;
 pub mod wiretap;

@@ -450,7 +450,7 @@ impl Certificates {
 }
 
 /// TLS for loopback, the providers' real names and these.
-fn acceptor(ca_file: &Path, names: &[String]) -> TlsAcceptor {
+pub fn acceptor(ca_file: &Path, names: &[String]) -> TlsAcceptor {
     let mut all = vec!["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"];
     all.extend(names.iter().map(String::as_str));
     let made = Certificates::make(&all);

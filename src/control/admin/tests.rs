@@ -38,6 +38,10 @@ pub(in crate::control) fn config() -> Config {
         intercept: true,
         ca: None,
         compressed: crate::config::Compressed::Pass,
+        websocket: crate::config::WebSocketConfig {
+            idle: std::time::Duration::from_secs(1),
+            max_duration: None,
+        },
         listen: Listen {
             proxy: vec![Address::Tcp("127.0.0.1:8321".parse().unwrap())],
             admin: Address::Tcp("127.0.0.1:8322".parse().unwrap()),
@@ -109,6 +113,7 @@ pub(in crate::control) fn provider(
         allow_paths: Vec::new(),
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
+        subprotocols: Vec::new(),
         env_other: Vec::new(),
         env_base_url: Vec::new(),
         env: Vec::new(),
