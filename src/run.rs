@@ -344,6 +344,7 @@ impl LocalCa {
         CaSeen {
             cert_file: there.map(|paths| paths.cert.display().to_string()),
             bundle_file: there.map(|paths| paths.bundle.display().to_string()),
+            java_file: there.map(|paths| paths.java.display().to_string()),
             pem: self.authority.pem(),
         }
     }

@@ -104,6 +104,9 @@ pub struct CaSeen {
     pub cert_file: Option<String>,
     /// The file of the system's roots and the certificate.
     pub bundle_file: Option<String>,
+    /// The same as a Java trust store.
+    #[serde(default)]
+    pub java_file: Option<String>,
     /// The certificate; of two while one follows the other.
     pub pem: String,
 }

@@ -47,6 +47,7 @@ Examples:
   HTTPS_PROXY=http://127.0.0.1:8321 SSL_CERT_FILE=\"$(lessor ca bundle)\" python app.py
   HTTPS_PROXY=http://127.0.0.1:8321 REQUESTS_CA_BUNDLE=\"$(lessor ca bundle)\" python app.py
   HTTPS_PROXY=http://127.0.0.1:8321 NODE_USE_ENV_PROXY=1 NODE_EXTRA_CA_CERTS=\"$(lessor ca path)\" node app.mjs
+  JAVA_TOOL_OPTIONS=\"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=8321 -Djavax.net.ssl.trustStore=$(lessor ca java)\" java App
   lessor ca print | openssl x509 -noout -dates
 ";
 
@@ -242,6 +243,8 @@ pub enum Ca {
     Print,
     /// Print the path of a bundle: the system's roots and the CA's certificate.
     Bundle,
+    /// Print the path of the same bundle as a Java trust store (PKCS12).
+    Java,
 }
 
 /// A key as the command line names it: `PROVIDER/ID`.
@@ -553,6 +556,7 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
             match ca {
                 Ca::Path => line(seen.cert_file),
                 Ca::Bundle => line(seen.bundle_file),
+                Ca::Java => line(seen.java_file),
                 Ca::Print => Some(seen.pem),
             }
             .unwrap_or_else(|| {

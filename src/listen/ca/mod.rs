@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use crate::config::{Alpn, CaFiles};
 
 pub mod files;
+mod java;
 mod mint;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a test that fails may panic
