@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use lessor::config::{self, Config, ConfigError, Listen};
 use lessor::control::cli::{self, Cli, Command, Exit};
+use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
 use lessor::{logs, process, run};
 
@@ -25,6 +26,11 @@ fn main() -> ExitCode {
             with_runtime(false, exec::watch(*sidecar, *of)).map_or(Exit::Failed, |()| Exit::Ok).into()
         }
         Command::Companion(what) => exec::step_apart(*what, &cli.options),
+        Command::Doctor(what) => {
+            let examined =
+                doctor::doctor(what, &cli.options, listen, || settings(&cli), run::doctors_tools());
+            with_runtime(false, examined).unwrap_or(Exit::Failed.into())
+        }
         Command::Version => cli::version(&cli.options),
         Command::Check => check(&cli),
         Command::Run => serve(&cli, &left),

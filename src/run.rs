@@ -16,12 +16,13 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Address, AppConfig, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, AppSeen, CaSeen, CheckResult, Hands};
 use crate::control::banner::{Doors, banner, open_to};
+use crate::control::doctor::Tools;
 use crate::control::environment::Served;
 use crate::control::exec;
 use crate::fleet::Fleet;
 use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
-use crate::forward::{Upstreams, tls::TrustError};
+use crate::forward::{self, Upstreams, tls::TrustError};
 use crate::lease::Leases;
 use crate::listen::ca::files::CaPaths;
 use crate::listen::ca::{Authority, CaError};
@@ -33,6 +34,7 @@ use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::apps::Apps;
 use crate::route::ring::Ring;
+use crate::scrub::Needle;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
 use crate::store::sqlite::{OpenError, SqliteStore};
@@ -233,6 +235,25 @@ impl Running {
     }
 }
 
+/// What `lessor doctor` borrows.
+pub fn doctors_tools() -> Tools {
+    Tools {
+        tls: |ca_file| {
+            forward::tls::telling_config(&forward::tls::system_roots(), ca_file)
+                .map_err(|error| error.to_string())
+        },
+        holds: |secret, text| Needle::new(secret).mask(text).is_some(),
+        open_store: |config| {
+            Box::pin(async {
+                open_store(config).await.map_err(|error| match std::error::Error::source(&error) {
+                    Some(cause) => cause.to_string(),
+                    None => error.to_string(),
+                })
+            })
+        },
+    }
+}
+
 /// Opens the store that `[store]` names.
 async fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
     match &config.store.url {
@@ -409,6 +430,10 @@ impl Hands for Reach {
             keys.switch(key, on);
         }
         self.leases.wake(provider);
+    }
+
+    fn doctors_tools(&self) -> Tools {
+        doctors_tools()
     }
 
     fn waiting(&self) -> usize {
