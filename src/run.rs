@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Address, AppConfig, Config, StoreUrl};
+use crate::config::{Address, AppConfig, CaFiles, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, AppSeen, CaSeen, CheckResult, Hands};
 use crate::control::banner::{Doors, banner, open_to};
 use crate::control::doctor::Tools;
@@ -25,6 +25,7 @@ use crate::forward::replay::Budget;
 use crate::forward::{self, Upstreams, tls::TrustError};
 use crate::lease::Leases;
 use crate::listen::ca::files::CaPaths;
+use crate::listen::ca::operator::{LOOK_EVERY, follow};
 use crate::listen::ca::{Authority, CaError};
 use crate::listen::{BindError, Listener, Server};
 use crate::metrics::Metrics;
@@ -125,7 +126,7 @@ struct Running {
     socket: Option<PathBuf>,
     ca: Option<LocalCa>,
     stop_ca: CancellationToken,
-    ca_kept: Option<JoinHandle<()>>,
+    ca_kept: Vec<JoinHandle<()>>,
 }
 
 impl Running {
@@ -189,7 +190,7 @@ impl Running {
         admin_tasks.spawn(fleet.run(introduced.is_ok(), stop_admin.clone()));
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
         let stop_ca = CancellationToken::new();
-        let ca_kept = ca.as_ref().and_then(|ca| ca.keep(&stop_ca));
+        let ca_kept = ca.as_ref().map(|ca| ca.keep(config.ca.as_ref(), &stop_ca)).unwrap_or_default();
         server.start(listeners, &walk);
         Ok(Self {
             server,
@@ -221,7 +222,7 @@ impl Running {
             self.leases.shutdown().await;
             // Before the socket goes: who has that has these names, too.
             self.stop_ca.cancel();
-            if let Some(kept) = self.ca_kept {
+            for kept in self.ca_kept {
                 let _ = tokio::time::timeout(CLOSE, kept).await;
             }
             self.stop_admin.cancel();
@@ -354,10 +355,17 @@ impl LocalCa {
         Self { authority, paths, written }
     }
 
-    /// Keeps the files current until told to stop.
-    fn keep(&self, stop: &CancellationToken) -> Option<JoinHandle<()>> {
-        let paths = self.paths.clone()?;
-        Some(tokio::spawn(paths.keep(self.authority.clone(), self.written, stop.clone())))
+    /// Keeps the files current, and the CA by an operator's files, until told to stop.
+    fn keep(&self, operator: Option<&CaFiles>, stop: &CancellationToken) -> Vec<JoinHandle<()>> {
+        let files = self
+            .paths
+            .clone()
+            .map(|paths| tokio::spawn(paths.keep(self.authority.clone(), self.written, stop.clone())));
+        let operator = operator.map(|files| {
+            let following = follow(self.authority.clone(), files.clone(), LOOK_EVERY, stop.clone());
+            tokio::spawn(following)
+        });
+        files.into_iter().chain(operator).collect()
     }
 
     fn seen(&self) -> CaSeen {
