@@ -11,6 +11,7 @@ use lessor::{logs, process, run};
 
 fn main() -> ExitCode {
     let mut left = process::hide();
+    logs::hide_panic_payloads();
     let cli = cli::parse();
     // What is run by `exec` has the limits that its user gave it.
     if !matches!(cli.command, Command::Exec(_)) {
@@ -75,7 +76,6 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
     };
     // The terminal of `exec` is its command's.
     let _lines = logs::init(Some(json), if companion.is_some() { "warn" } else { "info" });
-    logs::hide_panic_payloads();
     for line in left {
         tracing::warn!("{line}");
     }

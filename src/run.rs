@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Address, AppConfig, CaFiles, Config, StoreUrl};
+use crate::config::{self, Address, AppConfig, CaFiles, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, AppSeen, CaSeen, CheckResult, Hands};
 use crate::control::banner::{Doors, banner, open_to};
 use crate::control::doctor::Tools;
@@ -379,7 +379,21 @@ impl LocalCa {
     }
 }
 
+/// Says once which secrets came by variables, which stay in a process' environment for its whole life and go
+/// on to whatever it starts. Not to who tries lessor on a terminal with no file at all.
+fn warn_of_variables(config: &Config, on_terminal: bool) {
+    let trying = on_terminal && config.origin == config::ENVIRONMENT;
+    if config.secret_variables.is_empty() || trying {
+        return;
+    }
+    tracing::warn!(
+        variables = config.secret_variables.join(","),
+        "secrets came by variables and stay in this process's environment; a file is better: secret = {{ file = \"…\" }}"
+    );
+}
+
 fn announce(config: &Config, running: &Running, on_terminal: bool) {
+    warn_of_variables(config, on_terminal);
     let proxy = running.proxy.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let socket = running.socket.as_ref().map(|path| path.display().to_string());
     let ca = running.ca.as_ref().and_then(|ca| ca.paths.as_ref()).filter(|paths| paths.are_there());

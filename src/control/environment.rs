@@ -123,15 +123,19 @@ impl Served {
 impl Served {
     /// Where a child finds the proxy; of several addresses an IPv4 one, which all clients read in `NO_PROXY`.
     pub fn door(&self) -> Option<SocketAddr> {
-        let mut at = *self.proxy.iter().find(|at| at.is_ipv4()).or(self.proxy.first())?;
-        if at.ip().is_unspecified() {
-            at.set_ip(match at.ip() {
-                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-            });
-        }
-        Some(at)
+        self.proxy.iter().find(|at| at.is_ipv4()).or(self.proxy.first()).copied().map(reachable)
     }
+}
+
+/// A listener on all addresses is reached by loopback.
+pub(super) fn reachable(mut at: SocketAddr) -> SocketAddr {
+    if at.ip().is_unspecified() {
+        at.set_ip(match at.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    at
 }
 
 /// How the child is to call.

@@ -2,7 +2,6 @@
 //! provider takes it proves the injection; and no byte that comes back may be the key.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,6 +16,7 @@ use tokio::time::timeout;
 
 use super::{Check, Tools, line};
 use crate::config::{Address, AppConfig, Config, KeyConfig, Provider, Scrub};
+use crate::control::environment::reachable;
 use crate::model::{PoolName, Secret};
 
 /// The bound of one request.
@@ -28,7 +28,7 @@ const AT_ONCE: usize = 4;
 /// How long one may wait for a free slot.
 const WAIT: &str = "5s";
 /// Bytes of an answer that are searched.
-const LARGEST: usize = 16 << 20;
+const LARGEST: usize = 4 << 20;
 
 /// Asks with one key of the provider, or with each.
 pub(super) async fn examine(
@@ -247,12 +247,9 @@ impl Canary<'_> {
 
     /// The answer's bytes that are some key.
     fn leak(&self, came: &Came) -> Option<Check> {
-        let key = |text: &[u8]| self.config.keys.iter().find(|key| self.tools.finds(&key.secret, text));
-        let (place, key) = match (key(&came.head), key(&came.body)) {
-            (Some(key), _) => ("head or trailers", key),
-            (None, Some(key)) => ("body", key),
-            (None, None) => return None,
-        };
+        let whole = [&came.head[..], b"\n", &came.body].concat();
+        let key = self.config.keys.iter().find(|key| self.tools.finds(&key.secret, &whole))?;
+        let place = if self.tools.finds(&key.secret, &came.head) { "head or trailers" } else { "body" };
         let name = &self.provider.name;
         let advice = match self.provider.scrub {
             Scrub::Off => format!("set [providers.{name}] scrub = \"on\", which masks it"),
@@ -276,17 +273,6 @@ async fn sent(proxy: &Address, request: Request<Empty<Bytes>>) -> Result<Came, A
         Address::Tcp(at) => exchange(TcpStream::connect(reachable(*at)).await?, request).await,
         Address::Unix(path, _) => exchange(UnixStream::connect(path).await?, request).await,
     }
-}
-
-/// A listener on all addresses is reached by loopback.
-pub(super) fn reachable(mut at: SocketAddr) -> SocketAddr {
-    if at.ip().is_unspecified() {
-        at.set_ip(match at.ip() {
-            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    at
 }
 
 async fn exchange(

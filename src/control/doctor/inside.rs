@@ -55,7 +55,7 @@ pub async fn examine(patient: Patient, wanted: Wanted) -> Vec<Check> {
     let keys = config.keys.iter().map(|key| &key.secret);
     let secrets =
         keys.chain(config.apps.iter().filter_map(|app| app.token.as_ref())).chain(&config.admin_token);
-    withhold(&mut checks, secrets, *tools);
+    withhold(&mut checks, &secrets.collect::<Vec<_>>(), *tools);
     checks
 }
 

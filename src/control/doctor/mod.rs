@@ -127,11 +127,22 @@ impl Tools {
 }
 
 /// Takes out what holds a secret. Nothing should: this is the last guard.
-fn withhold<'s>(checks: &mut [Check], secrets: impl Iterator<Item = &'s Secret> + Clone, tools: Tools) {
-    let held = |text: &str| secrets.clone().any(|secret| tools.finds(secret, text.as_bytes()));
+fn withhold(checks: &mut [Check], secrets: &[&Secret], tools: Tools) {
+    // All texts at once for each: a secret costs more to be made ready than to be looked for.
+    let whole = checks.iter().fold(String::new(), |mut whole, check| {
+        for text in [&check.check, &check.found].into_iter().chain(&check.advice) {
+            whole.push_str(text);
+            whole.push('\n');
+        }
+        whole
+    });
+    let held: Vec<_> = secrets.iter().filter(|secret| tools.finds(secret, whole.as_bytes())).collect();
+    if held.is_empty() {
+        return;
+    }
     for check in checks {
         for text in [&mut check.check, &mut check.found].into_iter().chain(&mut check.advice) {
-            if held(text) {
+            if held.iter().any(|secret| tools.finds(secret, text.as_bytes())) {
                 *text = "(withheld: it held a secret)".into();
             }
         }
@@ -158,4 +169,26 @@ fn counts(checks: &[Check]) -> BTreeMap<&'static str, usize> {
         *counts.entry(check.verdict.as_str()).or_default() += 1;
     }
     counts
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_holds_a_secret_in_any_form_is_withheld_and_a_word_is_no_secret() {
+        use base64::Engine as _;
+        let tools = crate::run::doctors_tools();
+        let (secret, word) = (Secret::new("sk-canary-0123456789".into()), Secret::new("store".into()));
+        let coded = base64::engine::general_purpose::STANDARD.encode(secret.expose());
+        let mut checks = [
+            Check::ok("store", "answers"),
+            Check::warn("trust curl", format!("curl: {coded}"), format!("see {}", secret.expose())),
+        ];
+        withhold(&mut checks, &[&secret, &word], tools);
+        assert_eq!(checks[0], Check::ok("store", "answers"));
+        let withheld = "(withheld: it held a secret)";
+        assert_eq!(checks[1], Check::warn("trust curl", withheld, withheld));
+    }
 }

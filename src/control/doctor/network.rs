@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::{Check, Tools, line};
+use super::{Check, Tools, Verdict, line};
 use crate::config::{Config, Provider};
 
 /// The bound of resolving a name.
@@ -33,6 +33,8 @@ struct Target {
     host: String,
     port: u16,
     tls: bool,
+    /// Where base-URL mode sends; a further host matters to those alone who ask for it through the proxy.
+    base: bool,
 }
 
 impl Target {
@@ -42,10 +44,10 @@ impl Target {
         let tls = base.scheme_str() != Some("http");
         let own = base.host().unwrap_or_default().trim_matches(['[', ']']);
         let port = base.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        let mut all = vec![Self { host: own.to_owned(), port, tls }];
+        let mut all = vec![Self { host: own.to_owned(), port, tls, base: true }];
         if !provider.base_url_is_users {
             let others = provider.hosts.iter().filter(|host| **host != own);
-            all.extend(others.map(|host| Self { host: host.clone(), port: 443, tls: true }));
+            all.extend(others.map(|host| Self { host: host.clone(), port: 443, tls: true, base: false }));
         }
         all.truncate(MOST_HOSTS);
         all
@@ -59,6 +61,9 @@ pub(super) async fn examine(config: &Config, provider: &Provider, tools: Tools) 
         let mut checks = vec![dns];
         if !addresses.is_empty() {
             checks.extend(handshake(config, provider, &target, &addresses, tools).await);
+        }
+        for check in checks.iter_mut().filter(|check| !target.base && check.verdict == Verdict::Fail) {
+            check.verdict = Verdict::Warn;
         }
         checks
     });
@@ -113,7 +118,7 @@ async fn handshake(
     addresses: &[SocketAddr],
     tools: Tools,
 ) -> Vec<Check> {
-    let Target { host, port, tls } = target;
+    let Target { host, port, tls, .. } = target;
     let name = format!("tls {host}");
     let stream = match dial(addresses, config.timeouts.connect.min(CONNECT)).await {
         Ok(stream) => stream,
@@ -129,7 +134,10 @@ async fn handshake(
         let plain = Check::ok(name, "plain http, as base_url says: nothing is encrypted, nobody is verified");
         return std::iter::once(plain).chain(clock(host, date(stream, host).await)).collect();
     }
-    let (client, seen) = match (tools.tls)(provider.ca_file.as_deref()) {
+    // The system's roots are some hundred files on some systems: not on a thread that serves.
+    let (tls, ca_file) = (tools.tls, provider.ca_file.clone());
+    let client = tokio::task::spawn_blocking(move || tls(ca_file.as_deref())).await;
+    let (client, seen) = match client.map_err(|error| error.to_string()).flatten() {
         Ok(client) => client,
         Err(why) => return vec![Check::fail(name, why, "correct the provider's ca_file")],
     };
@@ -265,4 +273,17 @@ pub(super) fn gap_in_words(here: Duration, there: Duration) -> Option<(Duration,
     let words = if here > there { "ahead of" } else { "behind" };
     let whole = Duration::from_secs(gap.as_secs());
     (!whole.is_zero()).then(|| (gap, format!("{} {words}", humantime::format_duration(whole))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_between_clocks_has_a_direction_and_below_a_second_is_none() {
+        let at = Duration::from_millis;
+        assert_eq!(gap_in_words(at(10_500), at(10_000)), None);
+        assert_eq!(gap_in_words(at(70_000), at(9_900)), Some((at(60_100), "1m ahead of".into())));
+        assert_eq!(gap_in_words(at(1_000), at(3_601_000)), Some((at(3_600_000), "1h behind".into())));
+    }
 }

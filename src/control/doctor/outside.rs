@@ -78,7 +78,8 @@ pub async fn doctor(
         }
     };
     // Once more, with what this process' own environment holds.
-    withhold(&mut checks, secrets_here(&["LESSOR_ADMIN_TOKEN"]).iter(), tools);
+    let token = secrets_here(&["LESSOR_ADMIN_TOKEN"]);
+    withhold(&mut checks, &token.iter().collect::<Vec<_>>(), tools);
     print(&if options.json { page::json(&checks) } else { page::text(&checks, what.verbose) });
     let failed = checks.iter().any(|check| check.verdict == Verdict::Fail);
     exit.unwrap_or(if failed { Exit::Failed } else { Exit::Ok }).into()
@@ -207,7 +208,7 @@ async fn outside(
     let token =
         changes.set.get("HTTPS_PROXY").and_then(|url| Some(url.rsplit_once('@')?.0.rsplit_once(':')?.1));
     let token = token.map(|token| Secret::new(token.into()));
-    withhold(&mut trusted, token.iter(), tools);
+    withhold(&mut trusted, &token.iter().collect::<Vec<_>>(), tools);
     checks.extend(trusted);
     checks
 }

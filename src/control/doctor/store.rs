@@ -80,13 +80,14 @@ async fn bounded<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result
 
 /// A shared store's clock against this machine's. The call before told it.
 fn clock(config: &Config, store: &dyn Store) -> Option<Check> {
-    if !matches!(config.store.url, StoreUrl::Redis(_)) {
-        return None;
-    }
     let here = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let there = Duration::from_millis(store.now().0);
+    let shared = matches!(config.store.url, StoreUrl::Redis(_));
+    shared.then(|| compared(here, Duration::from_millis(store.now().0)))
+}
+
+fn compared(here: Duration, there: Duration) -> Check {
     let name = "clock store";
-    Some(match gap_in_words(here, there) {
+    match gap_in_words(here, there) {
         None => Check::ok(name, "the store's clock is this machine's, within a second"),
         Some((gap, words)) if gap <= CLOCK_GAP => {
             Check::ok(name, format!("this machine's clock is {words} the store's"))
@@ -94,9 +95,10 @@ fn clock(config: &Config, store: &dyn Store) -> Option<Check> {
         Some((_, words)) => Check::warn(
             name,
             format!("this machine's clock is {words} the store's"),
-            "set both by NTP: leases go by the store's clock, waits that a provider names as a time of day by this one",
+            "set both by NTP: leases go by the store's clock, waits that a provider names as a time of day by \
+             this machine's",
         ),
-    })
+    }
 }
 
 fn advice(config: &Config) -> &'static str {
@@ -109,6 +111,25 @@ fn advice(config: &Config) -> &'static str {
         StoreUrl::Redis(_) => {
             "see that it runs, that store.url, the user and the password are right, and that the user has the \
              rights of the README's ACL line; until then no key is lent"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::doctor::Verdict;
+
+    #[test]
+    fn a_stores_clock_that_is_off_by_more_than_five_seconds_is_warned_of_either_way() {
+        let at = Duration::from_secs;
+        for (here, there, verdict) in [
+            (100, 100, Verdict::Ok),
+            (105, 100, Verdict::Ok),
+            (106, 100, Verdict::Warn),
+            (100, 4000, Verdict::Warn),
+        ] {
+            assert_eq!(compared(at(here), at(there)).verdict, verdict, "{here} {there}");
         }
     }
 }

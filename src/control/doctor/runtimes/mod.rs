@@ -101,7 +101,16 @@ const RUNTIMES: &[Runtime] = &[
     Runtime {
         programs: &["java"],
         name: "java",
-        args: &["-XX:TieredStopAtLevel=1", "--source", "11", "/dev/stdin", "URL", "NAME", "VALUE"],
+        args: &[
+            "-XX:TieredStopAtLevel=1",
+            "-XX:-UsePerfData",
+            "--source",
+            "11",
+            "/dev/stdin",
+            "URL",
+            "NAME",
+            "VALUE",
+        ],
         input: include_str!("Doctor.java"),
         reads: Reads::Lines,
         variable: "JAVA_TOOL_OPTIONS with -Djavax.net.ssl.trustStore",
@@ -413,4 +422,76 @@ pub(super) fn host(served: &crate::control::environment::Served, only: Option<&s
                 None => Some(host.clone()),
             }
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::doctor::Verdict;
+    use crate::control::environment::{Served, ServedProvider};
+
+    fn asked(changes: &Changes) -> Asked<'_> {
+        Asked {
+            authority: "api.openai.com".into(),
+            proxy: "127.0.0.1:8321".into(),
+            changes,
+            password: false,
+            bundle: "/run/lessor-8321.ca-bundle.pem".into(),
+        }
+    }
+
+    fn judged(name: &str, ended: i32, out: &str) -> Verdict {
+        let changes = Changes::default();
+        let runtime = RUNTIMES.iter().find(|runtime| runtime.name == name);
+        let checks = runtime.map(|runtime| runtime.judge(&asked(&changes), Some(ended), out));
+        checks.unwrap_or_default()[0].verdict
+    }
+
+    #[test]
+    fn only_lessors_answer_inside_the_tunnel_is_a_proof_of_trust() {
+        let inside = "HTTP/1.1 404 Not Found\r\nX-Lessor-Error: unknown_provider\r\n";
+        let refused = "HTTP/1.1 407 x\r\nx-lessor-error: app_unauthenticated\r\n";
+        assert_eq!(judged("curl", 0, inside), Verdict::Ok);
+        assert_eq!(judged("curl", 0, "HTTP/1.1 401 Unauthorized\r\n"), Verdict::Warn, "around lessor");
+        assert_eq!(judged("curl", 0, refused), Verdict::Fail);
+        assert_eq!(judged("curl", 60, inside), Verdict::Fail);
+        assert_eq!(judged("wget", 8, &format!("{refused}{inside}")), Verdict::Ok);
+        assert_eq!(judged("wget", 5, "ERROR: not trusted"), Verdict::Warn, "nothing can be set for it");
+        assert_eq!(judged("openssl", 0, ""), Verdict::Ok);
+        assert_eq!(judged("openssl", 1, "verify error:num=20"), Verdict::Fail);
+        let line = |code: &str| format!("{{\"way\": \"python ssl\", \"code\": \"{code}\"}}");
+        assert_eq!(judged("python", 0, &line("app_forbidden")), Verdict::Ok);
+        assert_eq!(judged("python", 0, &line("")), Verdict::Warn);
+        assert_eq!(judged("python", 0, &line("app_unauthenticated")), Verdict::Fail);
+        assert_eq!(judged("python", 1, "SyntaxError"), Verdict::Warn);
+        assert_eq!(judged("java", 1, "error: jdk.compiler is not there"), Verdict::Skip);
+    }
+
+    #[test]
+    fn the_host_that_is_asked_for_goes_through_a_proxy_and_speaks_tls() {
+        let provider = |name: &str, own: Option<&str>, hosts: &[&str]| ServedProvider {
+            name: name.into(),
+            own_address: own.map(str::to_owned),
+            hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+            base_url: Vec::new(),
+            keys: Vec::new(),
+        };
+        let served = |providers| Served {
+            proxy: Vec::new(),
+            admin: None,
+            providers,
+            secret_variables: Vec::new(),
+            apps: Vec::new(),
+            trust: None,
+        };
+        let local = provider("a", Some("https://localhost:1"), &["localhost", "127.0.0.1"]);
+        let plain = provider("b", Some("http://llm.internal/v2"), &["llm.internal"]);
+        let own = provider("c", Some("https://llm.corp:8443/v2"), &["llm.corp"]);
+        let usual = provider("d", None, &["api.openai.com"]);
+        let all = served(vec![local, plain, own, usual]);
+        assert_eq!(host(&all, None).as_deref(), Some("llm.corp:8443"));
+        assert_eq!(host(&all, Some("d")).as_deref(), Some("api.openai.com"));
+        assert_eq!(host(&all, Some("a")), None);
+        assert_eq!(host(&all, Some("b")), None);
+    }
 }
