@@ -107,7 +107,7 @@ async fn where_all_works_each_check_says_so_and_one_request_reaches_the_provider
     said.is("ready", "ok", "");
     said.is("listener", "ok", &lessor.authority());
     said.is("environment", "ok", "no key is left");
-    for runtime in ["curl", "python ssl", "python ssl, strict", "java", "openssl"] {
+    for runtime in ["curl", "python ssl", "python ssl, strict", "java", "wget", "openssl"] {
         said.is(&format!("trust {runtime}"), "ok", "");
     }
     said.exits(0);

@@ -130,7 +130,7 @@ const RUNTIMES: &[Runtime] = &[
         ],
         input: "",
         reads: Reads::Head(8),
-        variable: "no variable",
+        variable: "SYSTEM_WGETRC",
     },
     Runtime {
         programs: &["openssl"],
@@ -335,11 +335,6 @@ impl Runtime {
     fn failed(&self, asked: &Asked<'_>, name: String, found: String) -> Check {
         let Asked { bundle, .. } = asked;
         match self.name {
-            "wget" => {
-                let advice =
-                    format!("wget reads no variable: write `ca_certificate = {bundle}` into ~/.wgetrc");
-                Check::warn(name, found, advice)
-            }
             "java" if asked.password => {
                 let advice = "Java sends no proxy password by itself: use a base URL, or an Authenticator";
                 Check::warn(name, found, advice)
@@ -456,7 +451,7 @@ mod tests {
         assert_eq!(judged("curl", 0, refused), Verdict::Fail);
         assert_eq!(judged("curl", 60, inside), Verdict::Fail);
         assert_eq!(judged("wget", 8, &format!("{refused}{inside}")), Verdict::Ok);
-        assert_eq!(judged("wget", 5, "ERROR: not trusted"), Verdict::Warn, "nothing can be set for it");
+        assert_eq!(judged("wget", 5, "ERROR: not trusted"), Verdict::Fail);
         assert_eq!(judged("openssl", 0, ""), Verdict::Ok);
         assert_eq!(judged("openssl", 1, "verify error:num=20"), Verdict::Fail);
         let line = |code: &str| format!("{{\"way\": \"python ssl\", \"code\": \"{code}\"}}");
