@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use lessor::config::{self, Config, ConfigError, Listen};
 use lessor::control::cli::{self, Cli, Command, Exit};
+use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
 use lessor::{logs, process, run};
 
 fn main() -> ExitCode {
     let mut left = process::hide();
+    logs::hide_panic_payloads();
     let cli = cli::parse();
     // What is run by `exec` has the limits that its user gave it.
     if !matches!(cli.command, Command::Exec(_)) {
@@ -25,6 +27,11 @@ fn main() -> ExitCode {
             with_runtime(false, exec::watch(*sidecar, *of)).map_or(Exit::Failed, |()| Exit::Ok).into()
         }
         Command::Companion(what) => exec::step_apart(*what, &cli.options),
+        Command::Doctor(what) => {
+            let examined =
+                doctor::doctor(what, &cli.options, listen, || settings(&cli), run::doctors_tools());
+            with_runtime(false, examined).unwrap_or(Exit::Failed.into())
+        }
         Command::Version => cli::version(&cli.options),
         Command::Check => check(&cli),
         Command::Run => serve(&cli, &left),
@@ -69,7 +76,6 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
     };
     // The terminal of `exec` is its command's.
     let _lines = logs::init(Some(json), if companion.is_some() { "warn" } else { "info" });
-    logs::hide_panic_payloads();
     for line in left {
         tracing::warn!("{line}");
     }

@@ -13,17 +13,19 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Address, AppConfig, Config, StoreUrl};
+use crate::config::{self, Address, AppConfig, CaFiles, Config, StoreUrl};
 use crate::control::admin::{self, AdminState, AppSeen, CaSeen, CheckResult, Hands};
 use crate::control::banner::{Doors, banner, open_to};
+use crate::control::doctor::Tools;
 use crate::control::environment::Served;
 use crate::control::exec;
 use crate::fleet::Fleet;
 use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
-use crate::forward::{Upstreams, tls::TrustError};
+use crate::forward::{self, Upstreams, tls::TrustError};
 use crate::lease::Leases;
 use crate::listen::ca::files::CaPaths;
+use crate::listen::ca::operator::{LOOK_EVERY, follow};
 use crate::listen::ca::{Authority, CaError};
 use crate::listen::{BindError, Listener, Server};
 use crate::metrics::Metrics;
@@ -33,6 +35,7 @@ use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::route::Routes;
 use crate::route::apps::Apps;
 use crate::route::ring::Ring;
+use crate::scrub::Needle;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
 use crate::store::sqlite::{OpenError, SqliteStore};
@@ -123,7 +126,7 @@ struct Running {
     socket: Option<PathBuf>,
     ca: Option<LocalCa>,
     stop_ca: CancellationToken,
-    ca_kept: Option<JoinHandle<()>>,
+    ca_kept: Vec<JoinHandle<()>>,
 }
 
 impl Running {
@@ -187,7 +190,7 @@ impl Running {
         admin_tasks.spawn(fleet.run(introduced.is_ok(), stop_admin.clone()));
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
         let stop_ca = CancellationToken::new();
-        let ca_kept = ca.as_ref().and_then(|ca| ca.keep(&stop_ca));
+        let ca_kept = ca.as_ref().map(|ca| ca.keep(config.ca.as_ref(), &stop_ca)).unwrap_or_default();
         server.start(listeners, &walk);
         Ok(Self {
             server,
@@ -219,7 +222,7 @@ impl Running {
             self.leases.shutdown().await;
             // Before the socket goes: who has that has these names, too.
             self.stop_ca.cancel();
-            if let Some(kept) = self.ca_kept {
+            for kept in self.ca_kept {
                 let _ = tokio::time::timeout(CLOSE, kept).await;
             }
             self.stop_admin.cancel();
@@ -230,6 +233,25 @@ impl Running {
             () = ending => tracing::info!("stopped"),
             () = signals.next() => tracing::warn!("stopped at once by a second signal"),
         }
+    }
+}
+
+/// What `lessor doctor` borrows.
+pub fn doctors_tools() -> Tools {
+    Tools {
+        tls: |ca_file| {
+            forward::tls::telling_config(&forward::tls::system_roots(), ca_file)
+                .map_err(|error| error.to_string())
+        },
+        holds: |secret, text| Needle::new(secret).mask(text).is_some(),
+        open_store: |config| {
+            Box::pin(async {
+                open_store(config).await.map_err(|error| match std::error::Error::source(&error) {
+                    Some(cause) => cause.to_string(),
+                    None => error.to_string(),
+                })
+            })
+        },
     }
 }
 
@@ -333,10 +355,17 @@ impl LocalCa {
         Self { authority, paths, written }
     }
 
-    /// Keeps the files current until told to stop.
-    fn keep(&self, stop: &CancellationToken) -> Option<JoinHandle<()>> {
-        let paths = self.paths.clone()?;
-        Some(tokio::spawn(paths.keep(self.authority.clone(), self.written, stop.clone())))
+    /// Keeps the files current, and the CA by an operator's files, until told to stop.
+    fn keep(&self, operator: Option<&CaFiles>, stop: &CancellationToken) -> Vec<JoinHandle<()>> {
+        let files = self
+            .paths
+            .clone()
+            .map(|paths| tokio::spawn(paths.keep(self.authority.clone(), self.written, stop.clone())));
+        let operator = operator.map(|files| {
+            let following = follow(self.authority.clone(), files.clone(), LOOK_EVERY, stop.clone());
+            tokio::spawn(following)
+        });
+        files.into_iter().chain(operator).collect()
     }
 
     fn seen(&self) -> CaSeen {
@@ -344,12 +373,27 @@ impl LocalCa {
         CaSeen {
             cert_file: there.map(|paths| paths.cert.display().to_string()),
             bundle_file: there.map(|paths| paths.bundle.display().to_string()),
+            java_file: there.map(|paths| paths.java.display().to_string()),
             pem: self.authority.pem(),
         }
     }
 }
 
+/// Says once which secrets came by variables, which stay in a process' environment for its whole life and go
+/// on to whatever it starts. Not to who tries lessor on a terminal with no file at all.
+fn warn_of_variables(config: &Config, on_terminal: bool) {
+    let trying = on_terminal && config.origin == config::ENVIRONMENT;
+    if config.secret_variables.is_empty() || trying {
+        return;
+    }
+    tracing::warn!(
+        variables = config.secret_variables.join(","),
+        "secrets came by variables and stay in this process's environment; a file is better: secret = {{ file = \"…\" }}"
+    );
+}
+
 fn announce(config: &Config, running: &Running, on_terminal: bool) {
+    warn_of_variables(config, on_terminal);
     let proxy = running.proxy.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let socket = running.socket.as_ref().map(|path| path.display().to_string());
     let ca = running.ca.as_ref().and_then(|ca| ca.paths.as_ref()).filter(|paths| paths.are_there());
@@ -408,6 +452,10 @@ impl Hands for Reach {
             keys.switch(key, on);
         }
         self.leases.wake(provider);
+    }
+
+    fn doctors_tools(&self) -> Tools {
+        doctors_tools()
     }
 
     fn waiting(&self) -> usize {

@@ -14,7 +14,7 @@ use support::lessor::{Home, Ran, run};
 use support::plays::{anthropic, openai};
 use support::provider::Manners;
 use support::sdk::{node_dir, python_path, root};
-use support::{Key, Lessor, Provider, Setup, eventually};
+use support::{Key, Lessor, Play, Provider, Setup, eventually};
 
 const CANARY: &str = "sk-canary-0123456789abcdef";
 
@@ -162,6 +162,24 @@ async fn the_anthropic_sdk_works_through_a_sidecar_that_runs_already() {
     said.ok();
     assert_eq!(said.json()["sync"]["streamed"], "Hello, world", "{said:?}");
     assert_eq!(provider.count(), 4);
+}
+
+#[tokio::test]
+async fn javas_client_trusts_the_intercepted_host_and_what_the_system_trusts_with_nothing_set_in_code() {
+    let (provider, home) = at_rest().await;
+    // What the system trusts is this origin's CA; loopback goes around the proxy.
+    let origin =
+        Provider::builder().manners(Manners::Open).start(|_| Play::json(200, &json!("direct"))).await;
+    let script = root().join("tests/sdks/Trust.java").display().to_string();
+    let direct = format!("https://127.0.0.1:{}/x", origin.addr().port());
+    let mut java = exec(&home, &["java", &script, "https://api.openai.com/v1/models", &direct]);
+    java.env("SSL_CERT_FILE", origin.ca_file());
+    let said = run(java).await;
+    let lines: Vec<_> = said.ok().lines().collect();
+    assert!(lines[0].starts_with("200 ") && lines[0].contains("gpt-4o-mini"), "{said:?}");
+    assert_eq!(lines[1], "200 \"direct\"", "{said:?}");
+    assert_eq!((provider.count(), origin.count()), (1, 1));
+    assert_eq!(provider.request(1).await.key(), CANARY);
 }
 
 #[tokio::test]

@@ -544,6 +544,31 @@ async fn an_operators_ca_signs_instead_and_is_what_clients_find() {
 }
 
 #[tokio::test]
+async fn an_operators_ca_that_is_renewed_is_taken_on_sighup_and_a_bad_pair_is_one_warning() {
+    use rustix::process::Signal;
+    let provider = Provider::start(openai).await;
+    let (dir, setup) = operator_ca(0o600);
+    let lessor = setup.provider("openai", &provider).key(Key::new("a")).start().await;
+    let (new, _) = operator_ca(0o600);
+    let take = |name: &str| std::fs::copy(new.path().join(name), dir.path().join(name)).unwrap();
+    let warnings = || lessor.log().matches("[ca] is not taken").count();
+    take("ca.pem");
+    for _ in 0..3 {
+        lessor.signal(Signal::HUP);
+        eventually("it is told", async || (warnings() == 1).then_some(())).await;
+        assert_eq!(ask(&lessor, OPENAI, models()).await.status, 200, "the old one still signs");
+    }
+    take("ca.key");
+    lessor.signal(Signal::HUP);
+    let own = std::fs::read_to_string(new.path().join("ca.pem")).unwrap();
+    let shown = || std::fs::read_to_string(ca_file(&lessor)).unwrap_or_default();
+    eventually("clients find the new one", async || (shown().trim() == own.trim()).then_some(())).await;
+    assert_eq!(ask(&lessor, OPENAI, models()).await.status, 200, "verified by the new one");
+    assert_eq!(warnings(), 1);
+    assert!(!lessor.log().contains("PRIVATE KEY"));
+}
+
+#[tokio::test]
 async fn an_operators_ca_is_refused_where_others_read_its_key_or_it_is_none() {
     let provider = Provider::start(openai).await;
     let check = async |setup: Setup, dir: &tempfile::TempDir| {

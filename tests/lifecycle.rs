@@ -303,3 +303,80 @@ async fn it_serves_and_stops_also_where_nobody_reads_its_log() {
         drop(lines);
     }
 }
+
+/// A lessor of another user than this one where that can be: only then does it show who may read its memory.
+#[tokio::test]
+async fn it_writes_no_core_file_and_its_memory_and_environment_are_roots_alone() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::process::CommandExt as _;
+    let provider = Provider::start(openai).await;
+    let home = Home::default();
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(home.path(), open.clone()).unwrap();
+    // A copy, for another user need not reach where this was built.
+    let binary = home.path().join("lessor");
+    std::fs::copy(env!("CARGO_BIN_EXE_lessor"), &binary).unwrap();
+    std::fs::set_permissions(&binary, open).unwrap();
+    let config = home.path().join("lessor.toml");
+    let setup = Setup::new().set("providers.openai.base_url", &format!("{:?}", provider.base_url()));
+    std::fs::write(&config, setup.key(Key::new("a")).toml()).unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    let uid = if own == 0 { 65534 } else { own };
+    let mut command = std::process::Command::new(&binary);
+    command
+        .arg("run")
+        .arg("--config")
+        .arg(&config)
+        .env_clear()
+        .env("SECRET_OPENAI_A", "sk-of-another-0123456789");
+    command.current_dir("/").stderr(std::process::Stdio::piped());
+    if own == 0 {
+        command.uid(uid).gid(uid);
+    }
+    let mut child = command.spawn().unwrap();
+    let stderr = child.stderr.take().unwrap();
+    let listens = tokio::task::spawn_blocking(move || {
+        use std::io::BufRead as _;
+        std::io::BufReader::new(stderr)
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains("\"listening\""))
+    });
+    let seen = support::within(LONG * 3, "it listens", listens).await.unwrap();
+    let proc = format!("/proc/{}", child.id());
+    let owner = |file: &str| std::fs::metadata(format!("{proc}/{file}")).unwrap().uid();
+    let owners = ["environ", "mem", "maps"].map(owner);
+    let limits = std::fs::read_to_string(format!("{proc}/limits")).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(seen);
+    assert!(owners.iter().all(|owner| *owner != uid), "{owners:?}: its own user could read them");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{core}");
+}
+
+#[tokio::test]
+async fn secrets_that_came_by_variables_are_one_warning_with_their_names_and_a_files_are_none() {
+    const SECRET: &str = "sk-canary-0123456789abcdef";
+    let provider = Provider::start(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a").secret(SECRET)).start().await;
+    let line = |lessor: &Lessor| {
+        let all = lessor.log_lines().into_iter();
+        all.filter(|line| support::lessor::field(line, "message").contains("by variables"))
+            .collect::<Vec<_>>()
+    };
+    let said = line(&lessor);
+    assert_eq!(said.len(), 1, "{}", lessor.log());
+    assert_eq!(support::lessor::field(&said[0], "variables"), "SECRET_OPENAI_A");
+    assert!(!lessor.log().contains("canary"));
+    let home = Arc::new(Home::default());
+    std::fs::write(home.path().join("key"), SECRET).unwrap();
+    let mut toml = Setup::openai(&provider).toml();
+    toml.push_str("[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = { file = \"key\" }\n");
+    let file = home.path().join("lessor.toml");
+    std::fs::write(&file, toml).unwrap();
+    let args = ["run".into(), "--config".into(), file.display().to_string()];
+    let mut quiet = Lessor::spawn(home, &args, &[]);
+    quiet.listening().await;
+    assert!(line(&quiet).is_empty(), "{}", quiet.log());
+}

@@ -1,8 +1,8 @@
-//! `[ca]`: an operator's own CA, read once and checked before anything is served with it.
+//! `[ca]`: an operator's own CA, checked whenever it is read, before anything is served with it.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rcgen::KeyPair;
@@ -19,6 +19,10 @@ const LARGEST: u64 = 1 << 20;
 /// An operator's CA.
 #[derive(Debug, Clone)]
 pub struct CaFiles {
+    /// Where its certificate was read.
+    pub cert_file: PathBuf,
+    /// Where its key was read.
+    pub key_file: PathBuf,
     /// The CA's certificate first, then what stands between it and a root.
     pub chain: Vec<CertificateDer<'static>>,
     /// Its key, PEM.
@@ -37,15 +41,42 @@ pub(super) fn read(page: &Page<'_>, section: &Table<'_>) -> Option<CaFiles> {
         (Some(only), None) => return refuse(page, &only, "needs ca.key_file beside it"),
         (None, Some(only)) => return refuse(page, &only, "needs ca.cert_file beside it"),
     };
-    let (cert_path, key_path) = (page.path_to_read(cert.text()?), page.path_to_read(key.text()?));
-    let chain = certificates(&cert_path).map_err(|why| refuse::<()>(page, &cert, &why));
-    let secret = key_of(&key_path).map_err(|why| refuse::<()>(page, &key, &why));
-    let (chain, (pair, secret)) = (chain.ok()?, secret.ok()?);
-    let checked = check(&chain[0]).map_err(|why| refuse::<()>(page, &cert, &why)).ok()?;
-    if checked.public_key != pair.public_key_raw() {
-        return refuse(page, &key, "is not the key of ca.cert_file");
+    let (cert_path, key_path) = (page.path(cert.text()?), page.path(key.text()?));
+    match load(cert_path, key_path) {
+        Ok(files) => Some(files),
+        Err(Wrong { of_key, why }) => refuse(page, if of_key { &key } else { &cert }, &why),
     }
-    Some(CaFiles { chain, key: secret, is_root: checked.is_root, validity: checked.validity })
+}
+
+/// What is wrong with which of the two.
+struct Wrong {
+    of_key: bool,
+    why: String,
+}
+
+fn load(cert_file: PathBuf, key_file: PathBuf) -> Result<CaFiles, Wrong> {
+    let of_cert = |why| Wrong { of_key: false, why };
+    let of_key = |why| Wrong { of_key: true, why };
+    let chain = certificates(&cert_file).map_err(of_cert)?;
+    let (pair, key) = key_of(&key_file).map_err(of_key)?;
+    let checked = check(&chain[0]).map_err(of_cert)?;
+    if checked.public_key != pair.public_key_raw() {
+        return Err(of_key("is not the key of ca.cert_file".into()));
+    }
+    Ok(CaFiles { cert_file, key_file, chain, key, is_root: checked.is_root, validity: checked.validity })
+}
+
+impl CaFiles {
+    /// Reads both files again: `None` where they say the same, and why they cannot be taken.
+    pub fn read_again(&self) -> Result<Option<Self>, String> {
+        match load(self.cert_file.clone(), self.key_file.clone()) {
+            Ok(new) if new.chain == self.chain && new.key.expose() == self.key.expose() => Ok(None),
+            Ok(new) => Ok(Some(new)),
+            Err(Wrong { of_key, why }) => {
+                Err(format!("{} {why}", if of_key { "ca.key_file" } else { "ca.cert_file" }))
+            }
+        }
+    }
 }
 
 fn refuse<T>(page: &Page<'_>, field: &Field<'_>, why: &str) -> Option<T> {

@@ -37,7 +37,7 @@ pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_str};
 pub use paths::PathPattern;
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
-pub use zero::from_environment;
+pub use zero::{ORIGIN as ENVIRONMENT, from_environment};
 
 /// Everything lessor runs by.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ use super::{checks, defaults, file, secrets};
 use crate::model::{KeyId, PoolName, ProviderName};
 
 /// What stands in front of mistakes, and in [`Config::origin`].
-const ORIGIN: &str = "the environment";
+pub const ORIGIN: &str = "the environment";
 
 /// The highest number behind a variable's name that is looked for.
 const HIGHEST: u32 = 64;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use futures_util::future::join_all;
@@ -35,6 +35,8 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::config::{Address, Config};
+use crate::control::doctor::inside::{self, Patient, Wanted};
+use crate::control::doctor::{Examined, Tools};
 use crate::control::environment::Served;
 use crate::metrics::Metrics;
 use crate::model::{AppName, KeyId, KeyStatus, LeaseId, OwnerId, PoolName, ProviderName};
@@ -73,7 +75,7 @@ const ERROR: HeaderName = HeaderName::from_static("x-lessor-error");
 /// What the 404 says.
 const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/apps, /v1/ca, \
      /v1/environment; POST /v1/keys/{provider}/{id}/disable, /enable, /check, /clear; \
-     POST /v1/apps/{name}/revoke, /restore; DELETE /v1/leases/{id}";
+     POST /v1/apps/{name}/revoke, /restore; DELETE /v1/leases/{id}; POST /v1/doctor";
 
 /// What the admin asks of the running proxy.
 pub trait Hands: Send + Sync + 'static {
@@ -85,6 +87,8 @@ pub trait Hands: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>>;
     /// The process's own view: a person switched the key on or off.
     fn switched(&self, provider: &ProviderName, key: &KeyId, on: bool);
+    /// What an examination borrows from the rooms.
+    fn doctors_tools(&self) -> Tools;
     /// How many requests wait for a key.
     fn waiting(&self) -> usize;
     /// How many leases this process holds.
@@ -104,6 +108,9 @@ pub struct CaSeen {
     pub cert_file: Option<String>,
     /// The file of the system's roots and the certificate.
     pub bundle_file: Option<String>,
+    /// The same as a Java trust store.
+    #[serde(default)]
+    pub java_file: Option<String>,
     /// The certificate; of two while one follows the other.
     pub pem: String,
 }
@@ -280,8 +287,11 @@ where
     if let Err(refusal) = admit(&state.config, door, &parts) {
         return refusal.into_response();
     }
-    let check = parts.method == Method::POST && parts.uri.path().ends_with("/check");
-    let bound = if check { CHECK } else { ANSWER };
+    let bound = match parts.uri.path() {
+        "/v1/doctor" => inside::BOUND,
+        path if parts.method == Method::POST && path.ends_with("/check") => CHECK,
+        _ => ANSWER,
+    };
     let answer = router.oneshot(Request::from_parts(parts, Body::new(body)));
     let mut answer = match tokio::time::timeout(bound, answer).await {
         Ok(Ok(answer)) => answer,
@@ -318,6 +328,7 @@ fn routes(state: Arc<AdminState>) -> Router {
         .route("/v1/keys/{provider}/{id}/clear", post(clear))
         .route("/v1/keys/{provider}/{id}/check", post(check))
         .route("/v1/leases/{id}", delete(revoke))
+        .route("/v1/doctor", post(examine))
         .fallback(async || {
             Refusal::new(StatusCode::NOT_FOUND, "not_found", format!("there is {WHAT_EXISTS}"))
         })
@@ -588,6 +599,21 @@ fn change_app(state: &AdminState, name: &str, revoked: bool) -> Answered {
     state.hands.revoke_app(&app, revoked);
     tracing::info!(%app, what = if revoked { "revoked" } else { "restored" }, "an app was changed by hand");
     Ok(state.json(StatusCode::OK, &find().ok_or_else(unknown)?))
+}
+
+/// The inside half of `lessor doctor`.
+async fn examine(State(state): Asked, Query(wanted): Query<Wanted>) -> Answered {
+    if let Some(provider) = &wanted.provider {
+        state.find_provider(provider.as_str())?;
+    }
+    let patient = Patient {
+        config: state.config.clone(),
+        store: Ok(state.store.clone()),
+        proxy: state.proxy_addresses.first().cloned(),
+        tools: state.hands.doctors_tools(),
+    };
+    let checks = inside::examine(patient, wanted).await;
+    Ok(state.json(StatusCode::OK, &Examined { checks }))
 }
 
 async fn revoke(State(state): Asked, Path(id): Path<String>) -> Answered {

@@ -16,13 +16,17 @@ use serde::de::DeserializeOwned;
 
 use crate::config::{Address, Listen};
 use crate::control::admin::{self, AppSeen, CaSeen, CheckResult, LeaseSeen, Status, socket_paths};
+use crate::control::doctor::outside::Doctor;
 use crate::control::environment::Served;
 use crate::control::exec::{Companion, Env, Exec};
 use crate::model::{AppName, KeyId, LeaseId, ProviderName, Secret};
 use crate::store::KeyView;
 
+mod asked;
 mod call;
 mod tables;
+
+pub(super) use asked::{examined, reasons};
 
 use call::{Answer, Call, Endpoint, Tried};
 
@@ -38,7 +42,25 @@ Examples:
   curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
   lessor exec -- python app.py              a child with everything set, and no key
   eval \"$(lessor env)\"                      the same for this shell
+  lessor doctor                             does all of it work here, and what to do where not?
   lessor ready --admin http://10.0.0.7:8322 is that one ready?
+";
+
+const DOCTOR: &str = "\
+It asks the sidecar that runs, or one that it starts for the time of the examination. Of each provider one
+request is made, its check request, through the sidecar and with a key; runtimes ask what lessor answers itself.
+It ends within a minute, whatever does not answer.
+
+Exit codes:
+  0  nothing failed; there may be something to look at
+  1  a check failed
+  2  usage or configuration error
+  3  the sidecar that was named was not reached
+
+Examples:
+  lessor doctor
+  lessor doctor --config config/lessor.toml --all-keys
+  lessor doctor --provider openai --json
 ";
 
 const CA_EXAMPLES: &str = "\
@@ -47,6 +69,7 @@ Examples:
   HTTPS_PROXY=http://127.0.0.1:8321 SSL_CERT_FILE=\"$(lessor ca bundle)\" python app.py
   HTTPS_PROXY=http://127.0.0.1:8321 REQUESTS_CA_BUNDLE=\"$(lessor ca bundle)\" python app.py
   HTTPS_PROXY=http://127.0.0.1:8321 NODE_USE_ENV_PROXY=1 NODE_EXTRA_CA_CERTS=\"$(lessor ca path)\" node app.mjs
+  JAVA_TOOL_OPTIONS=\"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=8321 -Djavax.net.ssl.trustStore=$(lessor ca java)\" java App
   lessor ca print | openssl x509 -noout -dates
 ";
 
@@ -101,7 +124,7 @@ pub struct Cli {
 }
 
 /// Options of every command.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Print JSON: the admin API's answers, or (`run`) the log.
     #[arg(long, global = true)]
@@ -141,6 +164,10 @@ pub enum Command {
     /// The sidecar of `exec`'s own.
     #[command(hide = true)]
     Companion(Companion),
+    /// Prove it: configuration, store, clocks, DNS, TLS, each runtime's trust, and that a request gets a
+    /// key which does not come back; and say what to do where not.
+    #[command(after_help = DOCTOR)]
+    Doctor(Doctor),
     /// Print the version.
     Version,
     /// Something that a running sidecar is asked.
@@ -242,6 +269,8 @@ pub enum Ca {
     Print,
     /// Print the path of a bundle: the system's roots and the CA's certificate.
     Bundle,
+    /// Print the path of the same bundle as a Java trust store (PKCS12).
+    Java,
 }
 
 /// A key as the command line names it: `PROVIDER/ID`.
@@ -553,6 +582,7 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
             match ca {
                 Ca::Path => line(seen.cert_file),
                 Ca::Bundle => line(seen.bundle_file),
+                Ca::Java => line(seen.java_file),
                 Ca::Print => Some(seen.pem),
             }
             .unwrap_or_else(|| {

@@ -75,7 +75,7 @@ pub struct Trust {
     pub ca: PathBuf,
     /// The usual CAs and lessor's.
     pub bundle: PathBuf,
-    /// The same as a Java trust store. Nothing makes one yet.
+    /// The same as a Java trust store.
     pub java: Option<PathBuf>,
     /// Settings of wget with the bundle in them.
     #[serde(default)]
@@ -86,8 +86,9 @@ impl Trust {
     /// The files beside an admin socket, where they are.
     pub fn beside(socket: &Path) -> Option<Self> {
         let (ca, bundle) = (socket.with_extension("ca.pem"), socket.with_extension("ca-bundle.pem"));
-        let wgetrc = Some(socket.with_extension("wgetrc")).filter(|wgetrc| wgetrc.is_file());
-        (ca.is_file() && bundle.is_file()).then_some(Self { ca, bundle, java: None, wgetrc })
+        let beside = |end: &str| Some(socket.with_extension(end)).filter(|file| file.is_file());
+        let (java, wgetrc) = (beside("ca-bundle.p12"), beside("wgetrc"));
+        (ca.is_file() && bundle.is_file()).then_some(Self { ca, bundle, java, wgetrc })
     }
 }
 
@@ -122,15 +123,19 @@ impl Served {
 impl Served {
     /// Where a child finds the proxy; of several addresses an IPv4 one, which all clients read in `NO_PROXY`.
     pub fn door(&self) -> Option<SocketAddr> {
-        let mut at = *self.proxy.iter().find(|at| at.is_ipv4()).or(self.proxy.first())?;
-        if at.ip().is_unspecified() {
-            at.set_ip(match at.ip() {
-                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-            });
-        }
-        Some(at)
+        self.proxy.iter().find(|at| at.is_ipv4()).or(self.proxy.first()).copied().map(reachable)
     }
+}
+
+/// A listener on all addresses is reached by loopback.
+pub(super) fn reachable(mut at: SocketAddr) -> SocketAddr {
+    if at.ip().is_unspecified() {
+        at.set_ip(match at.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    at
 }
 
 /// How the child is to call.
@@ -301,7 +306,11 @@ impl<'a> Plan<'a> {
     fn java(&mut self, store: Option<&Path>, no_proxy: &str) {
         let name = "JAVA_TOOL_OPTIONS";
         let ours = java::options(self.caller.proxy, store, no_proxy);
-        match java::merged(self.now(name).unwrap_or_default(), &ours, self.caller.overrides) {
+        let now = self.now(name).unwrap_or_default();
+        if ours.contains(java::STORE) && now.contains(java::STORE) && !now.contains(&ours) {
+            self.note(format!("{name}: its trust store is replaced by one with the usual CAs and lessor's"));
+        }
+        match java::merged(now, &ours, self.caller.overrides) {
             Some(options) => self.set(name, options),
             None => self.note(format!("{name} is kept: it names a proxy already")),
         }

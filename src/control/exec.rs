@@ -88,7 +88,7 @@ pub struct Companion {
 
 /// Why there is no child.
 #[derive(Debug, thiserror::Error)]
-enum ExecError {
+pub(super) enum ExecError {
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
@@ -135,7 +135,7 @@ fn ready(
             let config = settings()?; // mistakes in it are told here, where they can be told well
             // Before the start: an app that is not known needs no sidecar.
             token(&exec.how, options, &Served::new(&config, &[], None).apps, Some(&config))?;
-            (start(options)?, Some(config))
+            (start(options, START)?, Some(config))
         }
     };
     let mut changes = planned(&exec.how, options, &served, config.as_ref())?;
@@ -190,7 +190,8 @@ fn say(changes: &Changes) {
     }
 }
 
-fn planned(
+/// What changes in the environment of a child of this process.
+pub(super) fn planned(
     how: &How,
     options: &Options,
     served: &Served,
@@ -251,8 +252,13 @@ fn token(
     found.map(Some).ok_or_else(unknown)
 }
 
+/// The same for who says in its own words that there is none.
+pub(super) fn start_within(options: &Options, bound: Duration) -> Result<Served, String> {
+    start(options, bound).map_err(|error| error.to_string())
+}
+
 /// Starts a sidecar for this very process, and waits until it listens.
-fn start(options: &Options) -> Result<Served, ExecError> {
+fn start(options: &Options, bound: Duration) -> Result<Served, ExecError> {
     let failed = |cause: std::io::Error| ExecError::Start(cause.to_string());
     let what = Companion { of: std::process::id().cast_signed(), apart: false, watch: None };
     let command = companion(what, options);
@@ -265,7 +271,7 @@ fn start(options: &Options) -> Result<Served, ExecError> {
         let _ = told.send(read.and_then(Result::ok).map(|_| line)); // nobody waits any more: too late
     });
     let _ = child.wait(); // it leaves at once: the sidecar is its child
-    let line = listens.recv_timeout(START).ok().flatten().unwrap_or_default();
+    let line = listens.recv_timeout(bound).ok().flatten().unwrap_or_default();
     serde_json::from_str(&line).map_err(|_| ExecError::Start("it ended, or did not listen in time".into()))
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Nothing here touches a request on its way to a provider. [`admin`] answers, [`cli`] asks, and
 //! [`banner`] says at the start what is served. [`exec`] starts a child with the [`environment`] that takes it
-//! through lessor.
+//! through lessor, and [`doctor`] looks whether all of it works on this machine.
 
 pub mod admin;
 pub mod banner;
 pub mod cli;
+pub mod doctor;
 pub mod environment;
 pub mod exec;

@@ -431,6 +431,10 @@ pub trait Store: Send + Sync + 'static {
     fn leases_expire(&self) -> bool;
     /// Whether the store answers at all, within a short time.
     fn ping(&self) -> Answer<()>;
+    /// What it has warned of since it was opened, and a person should mend; each says how.
+    fn concerns(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// The word for `store.url`'s kind in logs: `memory`, `sqlite`, `redis`.
     fn kind(&self) -> &'static str;
 }

@@ -309,9 +309,16 @@ pub struct Builder {
     check_faults: bool,
     port: u16,
     names: Vec<String>,
+    certificates: Option<Certificates>,
 }
 
 impl Builder {
+    /// With this certificate, and its CA as the one to trust.
+    pub fn certified(mut self, certificates: Certificates) -> Self {
+        self.certificates = Some(certificates);
+        self
+    }
+
     /// With this name in its certificate, too.
     pub fn named(mut self, name: &str) -> Self {
         self.names.push(name.into());
@@ -358,7 +365,11 @@ impl Builder {
     pub async fn start(self, script: impl Fn(&Seen) -> Play + Send + Sync + 'static) -> Provider {
         let dir = tempfile::tempdir().unwrap();
         let ca_file = dir.path().join("ca.pem");
-        let acceptor = acceptor(&ca_file, &self.names);
+        let usual = || {
+            let more = self.names.iter().map(String::as_str);
+            Certificates::make(&USUAL_NAMES.into_iter().chain(more).collect::<Vec<_>>())
+        };
+        let acceptor = acceptor(self.certificates.unwrap_or_else(usual), &ca_file);
         let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let state = Arc::new(State {
@@ -432,6 +443,19 @@ impl Certificates {
 
     /// For these names.
     pub fn make(names: &[&str]) -> Self {
+        Self::made(names, |_| {})
+    }
+
+    /// The same, over since yesterday.
+    pub fn expired(names: &[&str]) -> Self {
+        let day = Duration::from_secs(86_400);
+        let now = std::time::SystemTime::now();
+        Self::made(names, |leaf| {
+            (leaf.not_before, leaf.not_after) = ((now - day * 30).into(), (now - day).into());
+        })
+    }
+
+    fn made(names: &[&str], change: impl FnOnce(&mut rcgen::CertificateParams)) -> Self {
         let ca_key = rcgen::KeyPair::generate().unwrap();
         let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
         ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
@@ -444,16 +468,17 @@ impl Certificates {
         let mut leaf = rcgen::CertificateParams::new(names).unwrap();
         leaf.use_authority_key_identifier_extension = true;
         leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+        change(&mut leaf);
         let cert = leaf.signed_by(&key, &issuer).unwrap();
         Self { ca_pem, cert, key }
     }
 }
 
-/// TLS for loopback, the providers' real names and these.
-pub fn acceptor(ca_file: &Path, names: &[String]) -> TlsAcceptor {
-    let mut all = vec!["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"];
-    all.extend(names.iter().map(String::as_str));
-    let made = Certificates::make(&all);
+/// What a double is called.
+pub const USUAL_NAMES: [&str; 4] = ["localhost", "127.0.0.1", "api.openai.com", "api.anthropic.com"];
+
+/// TLS with these.
+pub fn acceptor(made: Certificates, ca_file: &Path) -> TlsAcceptor {
     std::fs::write(ca_file, made.ca_pem).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.key.serialize_der()).unwrap();
@@ -477,6 +502,7 @@ impl Provider {
             check_faults: true,
             port: 0,
             names: Vec::new(),
+            certificates: None,
         }
     }
 

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::lessor::{Lessor, Setup};
+use super::provider::{Certificates, USUAL_NAMES, acceptor};
 use super::{NEVER, within};
 
 pub const CONTINUATION: u8 = 0;
@@ -256,7 +257,7 @@ impl Far {
     async fn start(tls: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ca_file = dir.path().join("ca.pem");
-        let acceptor = tls.then(|| super::provider::acceptor(&ca_file, &[]));
+        let acceptor = tls.then(|| acceptor(Certificates::make(&USUAL_NAMES), &ca_file));
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (sender, peers) = mpsc::unbounded_channel();

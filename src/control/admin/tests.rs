@@ -276,7 +276,12 @@ pub(in crate::control) struct FakeHands {
 impl Hands for FakeHands {
     fn ca(&self) -> Option<CaSeen> {
         let file = |name: &str| Some(format!("/run/lessor/lessor-40404.{name}.pem"));
-        Some(CaSeen { cert_file: file("ca"), bundle_file: file("ca-bundle"), pem: "-----BEGIN\n".into() })
+        Some(CaSeen {
+            cert_file: file("ca"),
+            bundle_file: file("ca-bundle"),
+            java_file: file("p12"),
+            pem: "-----BEGIN\n".into(),
+        })
     }
 
     fn check(&self, _: &ProviderName, key: &KeyId) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
@@ -307,6 +312,9 @@ impl Hands for FakeHands {
     fn revoke_app(&self, app: &AppName, revoked: bool) {
         assert_eq!(app.as_str(), "checkout");
         self.revoked.store(revoked, Ordering::SeqCst);
+    }
+    fn doctors_tools(&self) -> Tools {
+        crate::run::doctors_tools()
     }
     fn waiting(&self) -> usize {
         2

@@ -3,6 +3,9 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+/// The property that names a trust store.
+pub(super) const STORE: &str = "-Djavax.net.ssl.trustStore=";
+
 /// Options for every JVM. `https` only with a trust store: Java reads no PEM file by itself.
 pub(super) fn options(proxy: SocketAddr, store: Option<&Path>, no_proxy: &str) -> String {
     let (host, port) = (proxy.ip(), proxy.port());
@@ -11,8 +14,8 @@ pub(super) fn options(proxy: SocketAddr, store: Option<&Path>, no_proxy: &str) -
     // The JVM splits at spaces, so a path with one cannot be said.
     if let Some(store) = store.filter(|path| !path.display().to_string().contains(char::is_whitespace)) {
         options = format!(
-            "{options} -Dhttps.proxyHost={host} -Dhttps.proxyPort={port} -Djavax.net.ssl.trustStore={} \
-             -Djavax.net.ssl.trustStorePassword=changeit",
+            "{options} -Dhttps.proxyHost={host} -Dhttps.proxyPort={port} {STORE}{} \
+             -Djavax.net.ssl.trustStoreType=PKCS12",
             store.display()
         );
     }

@@ -174,6 +174,24 @@ fn of_several_listeners_a_child_gets_one_of_ipv4_and_of_all_addresses_loopback()
 }
 
 #[test]
+fn java_goes_by_https_only_with_a_trust_store_whose_path_can_be_said_and_that_replaces_another() {
+    let mut served = served(true);
+    let options = |served: &Served, now: &str| planned(served, &[("JAVA_TOOL_OPTIONS", now)], false);
+    let trust = served.trust.as_mut().unwrap();
+    trust.java = Some("/run/lessor-1.ca-bundle.p12".into());
+    let plan = options(&served, "-Xmx1g -Djavax.net.ssl.trustStore=/corp.jks");
+    let said = &plan.set["JAVA_TOOL_OPTIONS"];
+    assert!(said.starts_with("-Xmx1g ") && said.contains(" -Dhttps.proxyHost=127.0.0.1 "), "{said}");
+    assert!(said.ends_with(
+        "-Djavax.net.ssl.trustStore=/run/lessor-1.ca-bundle.p12 -Djavax.net.ssl.trustStoreType=PKCS12"
+    ));
+    assert!(plan.notes.iter().any(|note| note.contains("its trust store is replaced")), "{:?}", plan.notes);
+    assert!(options(&served, said).notes.is_empty(), "a second time nothing is new");
+    served.trust.as_mut().unwrap().java = Some("/my run/lessor-1.ca-bundle.p12".into());
+    assert!(!options(&served, "").set["JAVA_TOOL_OPTIONS"].contains("https."));
+}
+
+#[test]
 fn a_second_run_changes_nothing_and_says_nothing_new() {
     let served = served(true);
     let first = planned(&served, &[], false);

@@ -1,4 +1,4 @@
-//! The CA's certificate, and a bundle of it with the system's roots, where clients can read them.
+//! The CA's certificate, and bundles of it with the system's roots, where clients can read them.
 //!
 //! wget reads no variable that names certificates, but one that names its settings: they are a file more.
 //!
@@ -10,9 +10,11 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
 use super::Authority;
+use super::java::trust_store;
 use super::mint::{CA_NAME, pem_of};
 
 /// Variables by which clients are told what to trust, besides those that the system's roots go by.
@@ -28,6 +30,8 @@ pub struct CaPaths {
     pub bundle: PathBuf,
     /// wget's settings, with the bundle in them.
     pub wgetrc: PathBuf,
+    /// The same as the bundle, as Java reads it.
+    pub java: PathBuf,
 }
 
 impl CaPaths {
@@ -37,16 +41,19 @@ impl CaPaths {
             cert: socket.with_extension("ca.pem"),
             bundle: socket.with_extension("ca-bundle.pem"),
             wgetrc: socket.with_extension("wgetrc"),
+            java: socket.with_extension("ca-bundle.p12"),
         }
     }
 
     /// Writes all; says up to which turn of the CA they are current.
     pub fn write(&self, authority: &Authority) -> io::Result<u64> {
         let (trusted, turn) = authority.trusted();
-        let own: String = trusted.iter().map(|certificate| pem_of(certificate)).collect();
-        replace(&self.cert, &own)?;
-        replace(&self.bundle, &(system_roots() + &own))?;
-        replace(&self.wgetrc, &wget_settings(&self.bundle))?;
+        let pem = |all: &[CertificateDer<'_>]| -> String { all.iter().map(|one| pem_of(one)).collect() };
+        let (own, roots) = (pem(&trusted), system_roots());
+        replace(&self.cert, own.as_bytes())?;
+        replace(&self.bundle, (pem(&roots) + &own).as_bytes())?;
+        replace(&self.wgetrc, wget_settings(&self.bundle).as_bytes())?;
+        replace(&self.java, &trust_store(roots.iter().chain(&trusted)))?;
         Ok(turn)
     }
 
@@ -63,8 +70,8 @@ impl CaPaths {
         self.all().iter().all(|path| path.is_file())
     }
 
-    fn all(&self) -> [&PathBuf; 3] {
-        [&self.cert, &self.bundle, &self.wgetrc]
+    fn all(&self) -> [&PathBuf; 4] {
+        [&self.cert, &self.bundle, &self.wgetrc, &self.java]
     }
 
     /// Keeps all as they should be until told to stop, then removes them. `written` is what [`Self::write`]
@@ -105,9 +112,9 @@ impl CaPaths {
     }
 }
 
-/// The system's roots as PEM, and what this process was told that clients trust: `lessor exec` replaces those
+/// The system's roots, and what this process was told that clients trust: `lessor exec` replaces those
 /// variables in a child, and the child must not trust less for it.
-fn system_roots() -> String {
+fn system_roots() -> Vec<CertificateDer<'static>> {
     let mut found = rustls_native_certs::load_native_certs().certs;
     for path in TRUST_VARIABLES.into_iter().filter_map(std::env::var_os).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
@@ -123,7 +130,8 @@ fn system_roots() -> String {
     }
     // Where a shell that trusts a bundle of lessor's starts lessor again, its CA must not come to stay.
     let own = |certificate: &[u8]| memchr::memmem::find(certificate, CA_NAME.as_bytes()).is_some();
-    found.iter().filter(|certificate| !own(certificate)).map(|certificate| pem_of(certificate)).collect()
+    found.retain(|certificate| !own(certificate));
+    found
 }
 
 /// The system's settings for wget, which this file stands in for, and the bundle.
@@ -141,8 +149,8 @@ fn wget_settings(bundle: &Path) -> String {
     text + &format!("ca_certificate = {}\n", bundle.display())
 }
 
-/// Writes `text` beside `path` and moves it there.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+/// Writes `bytes` beside `path` and moves it there.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.new", std::process::id()));
     let beside = PathBuf::from(beside);
@@ -150,7 +158,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     let _ = std::fs::remove_file(&beside);
     let write = || {
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(bytes)?;
         file.sync_all()?;
         std::fs::rename(&beside, path)
     };

@@ -2,7 +2,8 @@
 //!
 //! Its key is made in memory and never written; only the certificate leaves. So whoever reads the
 //! runtime directory can trust this sidecar and cannot pose as it, and a restart makes a new CA. An
-//! operator's own CA (`[ca]`) survives restarts instead, and is the operator's to keep.
+//! operator's own CA (`[ca]`) survives restarts instead, and is the operator's to keep: [`operator`] reads it
+//! again when it was renewed.
 //!
 //! A CA of lessor's own is followed by another while it is still good: the next one is *published* at
 //! half of a life and *signs* only when the old one has less than a leaf's life left. Whoever read the
@@ -22,7 +23,9 @@ use tokio::sync::Notify;
 use crate::config::{Alpn, CaFiles};
 
 pub mod files;
+mod java;
 mod mint;
+pub mod operator;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests;
@@ -43,7 +46,7 @@ pub enum CaError {
     #[error("a certificate was made that TLS does not take")]
     Tls(#[from] rustls::Error),
     /// The operator's CA is over, or not yet begun.
-    #[error("the CA of ca.cert_file is not valid now; renew it and restart lessor")]
+    #[error("the CA of ca.cert_file is not valid now; renew it, lessor reads it again by itself")]
     NotValidNow,
 }
 
@@ -159,6 +162,20 @@ impl Authority {
         let leaf = Leaf { config: config.clone(), of: signer, made: now, renew };
         state.leaves.insert(host.to_owned(), leaf);
         Ok(config)
+    }
+
+    /// Signs with this CA of the operator's from now on, and with it alone: whose clients trust the old one
+    /// and when they change is the operator's to arrange.
+    pub fn adopt(&self, operator: &CaFiles) -> Result<(), CaError> {
+        let signer = Arc::new(Signer::of_operator(operator)?);
+        let mut state = self.state();
+        // Leaves of the old one are not handed out any more, for each knows its signer.
+        state.signers = vec![signer];
+        state.fixed = true;
+        state.turn += 1;
+        drop(state);
+        self.turned.notify_one();
+        Ok(())
     }
 
     /// Makes the next CA where it is time; whether something changed.

@@ -146,3 +146,44 @@ async fn the_files_are_renewed_at_a_turn_and_when_somebody_took_them_away() {
     assert!(!paths.are_there());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left beside them");
 }
+
+/// An operator's CA in files of this directory.
+fn write_pair(dir: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+    std::fs::write(dir.join("ca.pem"), ca.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(dir.join("ca.key"), key.serialize_pem()).unwrap();
+    std::fs::set_permissions(dir.join("ca.key"), std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+#[tokio::test]
+async fn an_operators_ca_that_is_renewed_signs_from_then_on_and_half_a_pair_changes_nothing() {
+    let (dir, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_pair(dir.path());
+    write_pair(new.path());
+    let copy = |name: &str| std::fs::copy(new.path().join(name), dir.path().join(name)).unwrap();
+    let toml = "[ca]\ncert_file = \"ca.pem\"\nkey_file = \"ca.key\"\n";
+    let name = dir.path().join("lessor.toml").display().to_string();
+    let files = crate::config::load_str(toml, &name, &|_| None).unwrap().ca.unwrap();
+    let authority = Arc::new(Authority::new(Some(&files)).unwrap());
+    let stop = tokio_util::sync::CancellationToken::new();
+    let every = Duration::from_millis(5);
+    let following = tokio::spawn(operator::follow(authority.clone(), files.clone(), every, stop.clone()));
+    let (first, now) = (authority.trusted().0, SystemTime::now());
+    copy("ca.pem");
+    assert!(files.read_again().unwrap_err().contains("is not the key of"));
+    assert!(takes(&authority, &first, "api.openai.com", now), "a new certificate alone is none");
+    copy("ca.key");
+    let turned = async {
+        while authority.trusted().0 == first {
+            tokio::time::sleep(every).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), turned).await.unwrap();
+    assert!(takes(&authority, &authority.trusted().0, "api.openai.com", now));
+    assert!(!takes(&authority, &first, "api.openai.com", now), "the old one signs no more");
+    stop.cancel();
+    following.await.unwrap();
+}

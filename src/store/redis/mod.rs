@@ -104,8 +104,8 @@ struct Shared {
     events: broadcast::Sender<StoreEvent>,
     acquires: Batcher<Acquire>,
     releases: Batcher<Release>,
-    /// What has been warned of.
-    said: Mutex<Vec<&'static str>>,
+    /// What has been warned of, and how.
+    said: Mutex<Vec<(&'static str, String)>>,
 }
 
 /// How things stand with the connection.
@@ -514,6 +514,11 @@ impl Store for RedisStore {
 
     fn ping(&self) -> Answer<()> {
         self.call(|shared| async move { shared.look_at_clock().await })
+    }
+
+    fn concerns(&self) -> Vec<String> {
+        let said = self.shared().said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.iter().map(|(_, text)| text.clone()).collect()
     }
 
     fn kind(&self) -> &'static str {

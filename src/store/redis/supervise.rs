@@ -323,8 +323,8 @@ impl Shared {
     /// Says it once in the process' life.
     fn warn_once(&self, what: &'static str, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if !said.contains(&what) {
-            said.push(what);
+        if !said.iter().any(|(known, _)| *known == what) {
+            said.push((what, text.to_owned()));
             tracing::warn!("{text}");
         }
     }
