@@ -25,9 +25,10 @@ struct Bench {
     leases: Leases,
     metrics: Metrics,
     /// What the process's own view says of each key.
-    confirms: Arc<dyn Fn(&KeyId, Fingerprint) -> bool + Send + Sync>,
+    confirms: Arc<Confirms>,
 }
 
+type Confirms = dyn Fn(&KeyId, Fingerprint) -> bool + Send + Sync;
 type Wish = Result<Lease, AcquireError>;
 
 impl Bench {

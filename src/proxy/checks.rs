@@ -82,15 +82,14 @@ impl Checks {
     /// Asks the provider and applies what it says: good, bad, or nothing learned.
     pub async fn run(&self, provider: &ProviderName, key: &KeyId) -> CheckOutcome {
         let keys = self.0.ring.of(provider.as_str());
-        let found = match keys.as_ref().and_then(|keys| Some((keys, keys.key(key)?))) {
+        match keys.as_ref().and_then(|keys| Some((keys, keys.key(key)?))) {
             Some((keys, known)) => {
                 let found = self.ask(keys, known).await;
                 self.apply(provider, known, &found).await;
                 found
             }
             None => nothing(format!("provider `{provider}` has no key `{key}` here")),
-        };
-        found
+        }
     }
 
     async fn ask(&self, keys: &ProviderKeys, key: &RingKey) -> CheckOutcome {

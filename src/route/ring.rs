@@ -170,13 +170,13 @@ impl Ring {
             config.pools.iter().map(|(name, to)| (name.clone(), to.clone())).collect();
         let before = self.providers.load();
         let salt = self.salt();
-        let key_of = |key: &KeyConfig| {
+        let made = |key: &KeyConfig| {
             let known = before.get(&key.provider).and_then(|keys| keys.key(&key.id));
             RingKey::new(key, &salt, known)
         };
         let keys_of = |provider: &Arc<Provider>| ProviderKeys {
             provider: provider.clone(),
-            keys: config.keys.iter().filter(|key| key.provider == provider.name).map(key_of).collect(),
+            keys: config.keys.iter().filter(|key| key.provider == provider.name).map(made).collect(),
             fallbacks: fallbacks.clone(),
             strategy: config.strategy,
             turn: AtomicUsize::new(0),
