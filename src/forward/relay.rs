@@ -422,7 +422,7 @@ mod tests {
     async fn a_way_on_which_bytes_never_end_gives_the_other_its_turn() {
         let (client, upstream) = (Endless::default(), Endless::default());
         let counts = [client.0.clone(), upstream.0.clone()];
-        let pace = Pace::new(Duration::from_secs(60));
+        let pace = Pace::new(Duration::from_mins(1));
         let mut ways = Ways::new(client, Box::new(upstream), Bytes::new(), Open::default(), pace);
         let mut cx = Context::from_waker(Waker::noop());
         assert!(ways.poll_down(&mut cx).is_pending() && ways.poll_up(&mut cx).is_pending());
