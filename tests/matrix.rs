@@ -14,6 +14,7 @@ use serde_json::json;
 use support::client::{fed, patterned, send_on};
 use support::h2::H2;
 use support::provider::ok;
+use support::socket::{Far, Frame, ask_inside, ask_over, handshake};
 use support::tunnel::{connect, tls};
 use support::{
     Answer, Cut, Gate, Key, Lessor, NEVER, Play, Provider, Raw, Request, Setup, Stream, eventually,
@@ -377,9 +378,36 @@ async fn read_to(wire: &mut Box<dyn Io>, mark: &str) -> String {
     String::from_utf8_lossy(&seen).into_owned()
 }
 
-async fn websocket(_world: &World, column: Column) -> Cell {
+/// Frames go both ways while one lease is held, and the key comes back with the end.
+async fn websocket(_: &World, column: Column) -> Cell {
     if column.http == Http::Two {
         return Cell::Impossible("extended CONNECT is not offered, so clients open WebSockets over HTTP/1.1");
     }
+    let mut far = Far::plain().await;
+    let offered = "[\"h2\", \"http/1.1\"]";
+    let lessor = far.setup().key(Key::new("a")).set("proxy.alpn", offered).start().await;
+    let to = |target: &str, host: &str| handshake(target, host, "");
+    let near = match column.way {
+        Way::BaseUrl => ask_over(lessor.raw().await.0, &to("/openai/v1/realtime", &lessor.authority())).await,
+        Way::Forward => {
+            let head = to("http://api.openai.com/v1/realtime", "api.openai.com");
+            ask_over(lessor.raw().await.0, &head).await
+        }
+        Way::Connect => {
+            let raw = connect(&lessor, "api.openai.com:443").await;
+            let stream = tls(&lessor, raw, "api.openai.com").await.unwrap();
+            ask_inside(stream, &to("/v1/realtime", "api.openai.com")).await
+        }
+    };
+    let mut provider = far.agreed().await;
+    assert_eq!(provider.headers("authorization"), ["Bearer sk-a"]);
+    let mut near = near.answered().await;
+    near.send(Frame::text("ping").masked()).await;
+    assert_eq!(provider.frame().await, Frame::text("ping").masked());
+    provider.send(Frame::text("pong")).await;
+    assert_eq!(near.frame().await, Frame::text("pong"));
+    assert_eq!(lessor.in_use("a").await, 1);
+    near.close().await;
+    lessor.is_free_within_a_second("a").await;
     Cell::Passed
 }
