@@ -626,6 +626,18 @@ pub const HEADS: &[Case] = &[
 
 /// Methods and targets.
 pub const TARGETS: &[Case] = &[
+    Case("CONNECT [api.openai.com]:80 HTTP/1.1\r\nHost: x\r\n\r\n", Refused(400, "bad_request"), BASE),
+    Case("CONNECT [::1].evil.example:80 HTTP/1.1\r\nHost: x\r\n\r\n", Refused(400, "bad_request"), BASE),
+    Case("CONNECT .:80 HTTP/1.1\r\nHost: x\r\n\r\n", Refused(400, "bad_request"), BASE),
+    Case("GET http://[api.openai.com]/v1/x HTTP/1.1\r\nHost: x\r\n\r\n", Refused(400, "bad_request"), PROXY),
+    Case(
+        "GET http://[::1]api.openai.com/v1/x HTTP/1.1\r\nHost: x\r\n\r\n",
+        Refused(400, "bad_request"),
+        PROXY,
+    ),
+    Case("GET http://./v1/x HTTP/1.1\r\nHost: x\r\n\r\n", Refused(400, "bad_request"), PROXY),
+    Case("GET @/v1/x HTTP/1.1\r\nHost: [api.openai.com]\r\n\r\n", Declined(421, "misdirected"), INSIDE),
+    Case("GET @/v1/x HTTP/1.1\r\nHost: [127.0.0.1]\r\n\r\n", Declined(403, "origin_denied"), BASE),
     Case("OPTIONS * HTTP/1.1\r\nHost: {H}\r\n\r\n", Declined(404, "unknown_provider"), BASE),
     Case("OPTIONS * HTTP/1.1\r\nHost: {H}\r\n\r\n", Refused(400, "bad_request"), INSIDE),
     Case("OPTIONS @/v1/x HTTP/1.1\r\nHost: {H}\r\n\r\n", Served("OPTIONS", "/v1/x", ""), EVERY),

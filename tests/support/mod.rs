@@ -8,8 +8,10 @@
 pub mod client;
 pub mod fault;
 pub mod fleet;
+pub mod fuzz;
 pub mod h2;
 pub mod lessor;
+pub mod masked;
 pub mod oracle;
 pub mod plays;
 pub mod provider;
