@@ -16,6 +16,8 @@ use lessor::scrub::{Needle, Scrubber};
 use rand::prelude::*;
 use support::fuzz::{Run, mutate};
 use support::masked::{masked, spelled};
+use support::strict;
+use support::wiretap::{Wiretap, exchange, fault, lessor, ok};
 
 #[test]
 fn a_connect_authority_has_one_host_and_one_port_or_is_refused() {
@@ -260,4 +262,114 @@ fn any_file_is_a_configuration_or_is_refused_with_its_mistakes_in_it() {
             points_outside(&text, &error).map_or(Ok(()), Err)
         },
     );
+}
+
+/// Requests of plain and of doubtful framing.
+const HEADS: [&str; 8] = [
+    "GET /openai/v1/a HTTP/1.1\r\nHost: {H}\r\nAuthorization: Bearer mine\r\n\r\n",
+    "POST /openai/v1/a?key=mine HTTP/1.1\r\nHost: {H}\r\nContent-Length: 5\r\nConnection: authorization\r\n\r\nhello",
+    "POST /openai/v1/a HTTP/1.1\r\nHost: {H}\r\nTransfer-Encoding: chunked\r\nTrailer: X-Api-Key\r\n\r\n5;e=1\r\nhello\r\n0\r\nX-Api-Key: k\r\n\r\n",
+    "GET http://api.openai.com/v1/a HTTP/1.1\r\nHost: api.openai.com\r\nX-Api-Key: mine\r\n\r\n",
+    "POST /openai/v1/a HTTP/1.1\r\nHost: {H}\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "GET /openai/v1/a HTTP/1.1\r\nHost: {H}\r\n\r\nGET /openai/v1/b HTTP/1.1\r\nHost: {H}\r\n\r\n",
+    "HEAD /openai/v1/a HTTP/1.1\r\nHost: {H}\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+    "CONNECT api.openai.com:80 HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/a HTTP/1.1\r\nHost: api.openai.com\r\n\r\n",
+];
+
+/// What no strict reader finds different from what the provider was sent: its requests, in order, are among
+/// those that the client's bytes plainly are, where these are nothing but plain requests to a base URL.
+fn differs(mut bytes: &[u8], sent: &[strict::Request]) -> Option<String> {
+    let mut plain = Vec::new();
+    while !bytes.is_empty() {
+        match strict::request(bytes) {
+            strict::Read::Whole(request, len) if request.target.starts_with("/openai/") => {
+                bytes = &bytes[len..];
+                plain.push(request);
+            }
+            _ => return None,
+        }
+    }
+    let mut rest = plain.iter();
+    sent.iter().find_map(|sent| {
+        let same = |plain: &strict::Request| {
+            let target = &plain.target["/openai".len()..];
+            // A credential in a query is taken out of it.
+            let target_is = target == sent.target || target.to_ascii_lowercase().contains(['?', '%']);
+            plain.method == sent.method && plain.body == sent.body && target_is
+        };
+        (!rest.any(same)).then(|| format!("sent {sent:?} of {plain:?}"))
+    })
+}
+
+#[test]
+fn of_any_bytes_of_a_client_the_provider_gets_plain_requests_with_the_leased_key_alone() {
+    let words = [
+        "\r\n",
+        "\n",
+        "\r\n\r\n",
+        "\r\n ",
+        "0\r\n\r\n",
+        "Content-Length: 5",
+        "Content-Length: 0",
+        "Transfer-Encoding: chunked",
+        "Host: {H}",
+        "Connection: close",
+        "Connection: host",
+        "Authorization: Bearer x",
+        "xi-api-key: k",
+        "Expect: 100-continue",
+        "HTTP/1.0",
+        "HTTP/1.1",
+        "http://api.openai.com",
+        "/openai/v1/b",
+        "X-Lessor-Key: a",
+        "GET ",
+        "TE: trailers",
+        "?key=k",
+        "#",
+    ];
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let provider = Wiretap::start(|_| ok("ok")).await;
+        let lessor = lessor(&provider).await;
+        let mut run = Run::of("head");
+        while let Some(input) = run.next(|rng| {
+            let seed = HEADS.choose(rng).unwrap();
+            mutate(rng, seed.as_bytes(), &words)
+        }) {
+            let end = b"GET /openai/v1/end HTTP/1.1\r\nHost: {H}\r\nConnection: close\r\n\r\n";
+            let text = [&input[..], end].concat();
+            let bytes = replaced(&text, b"{H}", lessor.authority().as_bytes());
+            let said = match exchange(lessor.raw().await, &bytes).await {
+                Ok(said) => said,
+                Err(why) => run.found(&input, &why),
+            };
+            let heard = provider.heard().await;
+            if let Some(why) = heard.bad.first() {
+                run.found(&input, &format!("no strict reader takes what was sent: {why}"));
+            }
+            if let Some(why) = heard.whole.iter().find_map(fault).or_else(|| differs(&bytes, &heard.whole)) {
+                run.found(&input, &why);
+            }
+            let answers = memchr::memmem::find_iter(&said, b"x-lessor-lease: ").count();
+            if heard.whole.len() < answers {
+                run.found(&input, &format!("{answers} answers to {} requests", heard.whole.len()));
+            }
+        }
+        assert_eq!(lessor.in_use("a").await, 0, "a slot is still taken");
+        println!("head: {} inputs", run.tried);
+    });
+}
+
+/// `bytes` with each `from` replaced.
+fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    for found in memchr::memmem::find_iter(bytes, from) {
+        out.extend_from_slice(&bytes[at..found]);
+        out.extend_from_slice(to);
+        at = found + from.len();
+    }
+    out.extend_from_slice(&bytes[at..]);
+    out
 }

@@ -13,13 +13,9 @@ mod support;
 
 use std::time::Duration;
 
-use support::strict::{self, Request, all};
-use support::wiretap::{Heard, Reply, Wiretap};
-use support::{Key, Lessor, Raw, Setup};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-/// The secret of the one key.
-const SECRET: &str = "sk-the-leased-one";
+use support::strict::{self, all};
+use support::wiretap::{Heard, Reply, Wiretap, exchange, fault, lessor, ok};
+use support::{Lessor, Raw};
 
 /// How a request comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,75 +82,6 @@ const BEFORE: &str = "GET @/v1/before HTTP/1.1\r\nHost: {H}\r\n\r\n";
 
 /// Right behind each request.
 const BEHIND: &str = "GET @/v1/behind HTTP/1.1\r\nHost: {H}\r\nConnection: close\r\n\r\n";
-
-async fn lessor(provider: &Wiretap) -> Lessor {
-    Setup::new()
-        .set("providers.openai.base_url", &format!("{:?}", provider.base_url()))
-        .set("timeouts.header", "\"1s\"")
-        .set("timeouts.body_idle", "\"1s\"")
-        .set("timeouts.keep_alive", "\"1s\"")
-        .set("limits.max_header_bytes", "\"16KiB\"")
-        .key(Key::new("a").secret(SECRET))
-        // A line a request would bury what a failed test says.
-        .env("RUST_LOG", "info,lessor::request=off")
-        .start()
-        .await
-}
-
-fn ok(body: &str) -> Reply {
-    let length = body.len();
-    Reply {
-        bytes: format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes(),
-        close: false,
-    }
-}
-
-/// Writes all, and reads to the end; a reset counts as one.
-async fn exchange(mut raw: Raw, bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let (mut read, mut write) = raw.0.split();
-    let writing = async {
-        // A refusal may come, and with it the end, before all was written.
-        let _ = write.write_all(bytes).await;
-    };
-    let reading = async {
-        let mut said = Vec::new();
-        let mut some = [0; 16 * 1024];
-        while let Ok(n @ 1..) = read.read(&mut some).await {
-            said.extend_from_slice(&some[..n]);
-        }
-        said
-    };
-    let both = async { tokio::join!(writing, reading).1 };
-    tokio::time::timeout(Duration::from_secs(5), both).await.map_err(|_| "the connection does not end".into())
-}
-
-/// What is wrong with a request that reached the provider, wherever it came from.
-fn fault(request: &Request) -> Option<String> {
-    let credentials =
-        ["authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key"];
-    let shown: Vec<&str> = credentials.iter().flat_map(|name| all(&request.headers, name)).collect();
-    let bearer = format!("Bearer {SECRET}");
-    if shown != [&bearer] || all(&request.headers, "authorization").len() != 1 {
-        return Some(format!("credentials {shown:?}"));
-    }
-    let own = request.headers.iter().chain(&request.trailers).any(|(name, _)| name.starts_with("x-lessor"));
-    let hop = ["connection", "keep-alive", "proxy-connection", "upgrade", "expect", "http2-settings"];
-    // `trailers` is the one word of TE that may go on: it says that the client wants them.
-    let te = all(&request.headers, "te").iter().any(|value| *value != "trailers");
-    if own || te || hop.iter().any(|name| !all(&request.headers, name).is_empty()) {
-        return Some(format!("fields that end here: {:?}", request.headers));
-    }
-    let never = |name: &str| {
-        credentials.contains(&name) || ["host", "content-length", "transfer-encoding"].contains(&name)
-    };
-    if request.trailers.iter().any(|(name, _)| never(&name.to_ascii_lowercase())) {
-        return Some(format!("trailers {:?}", request.trailers));
-    }
-    if request.target.contains("key=") {
-        return Some(format!("a credential in {}", request.target));
-    }
-    None
-}
 
 /// Sends one case by one way; what is wrong with what came of it.
 async fn play(
