@@ -1,6 +1,13 @@
 //! What must hold for any bytes. Each target runs a while in every test run, all side by side; longer by
 //! `LESSOR_FUZZ_SECONDS=3600 cargo test --test fuzz -- --nocapture`. See `tests/support/fuzz.rs`.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::pedantic,
+    missing_docs,
+    unreachable_pub,
+    clippy::print_stdout
+)]
 
 mod support;
 
@@ -244,7 +251,8 @@ fn any_file_is_a_configuration_or_is_refused_with_its_mistakes_in_it() {
         .map(|line| line.strip_prefix('#').filter(|it| !it.starts_with(' ')).unwrap_or(line));
     let opened: String = opened.map(|line| format!("{line}\n")).collect();
     let words: Vec<&str> = reference.split_whitespace().filter(|word| word.len() > 3).collect();
-    let env = |name: &str| (name.len() % 5 != 0).then(|| "canary-0123456789".repeat(1 + name.len() % 2));
+    let env =
+        |name: &str| (!name.len().is_multiple_of(5)).then(|| "canary-0123456789".repeat(1 + name.len() % 2));
     Run::of("config").run(
         |rng| {
             let text = if rng.random_bool(0.5) { reference } else { &opened };

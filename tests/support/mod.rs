@@ -3,7 +3,7 @@
 //!
 //! Nothing here sleeps and hopes: whoever waits names what for, and a bound after which the test fails.
 
-#![allow(dead_code, unused_imports, clippy::print_stderr)] // each test crate uses its part
+#![allow(dead_code, unused_imports, clippy::print_stderr, clippy::print_stdout)] // each test crate uses its part
 
 pub mod client;
 pub mod fault;
