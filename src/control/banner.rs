@@ -117,7 +117,7 @@ fn lines_to_try(config: &Config, bound: &[Address], ca: bool) -> Vec<String> {
     // With apps configured a caller's placeholder key is its token, which is not ours to show.
     let by_token = config.apps.iter().any(|app| app.token.is_some());
     let (key, header) =
-        if !by_token { ("lessor", "") } else { ("\"$APP_TOKEN\"", " -H \"X-Lessor-App-Token: $APP_TOKEN\"") };
+        if by_token { ("\"$APP_TOKEN\"", " -H \"X-Lessor-App-Token: $APP_TOKEN\"") } else { ("lessor", "") };
     let tcp = bound.iter().find_map(|at| match at {
         Address::Tcp(at) => Some(reachable(*at)),
         Address::Unix(..) => None,
@@ -136,7 +136,7 @@ fn lines_to_try(config: &Config, bound: &[Address], ca: bool) -> Vec<String> {
         let base = first.base_url.path().trim_end_matches('/');
         lines.push(format!("curl{header} -x http://{at} http://{host}{base}{path}"));
         // The app is told on the CONNECT itself, where curl sends no header of `-H`.
-        let user = if !by_token { "" } else { ":\"$APP_TOKEN\"@" };
+        let user = if by_token { ":\"$APP_TOKEN\"@" } else { "" };
         if ca && first.base_url.scheme_str() == Some("https") {
             lines.push(format!(
                 "curl -x http://{user}{at} --cacert \"$(lessor ca path)\" https://{host}{base}{path}"

@@ -21,7 +21,7 @@ pub const APP_TOKEN: &str = "x-lessor-app-token";
 /// All callers. Their tokens are kept as digests: equal length, so comparison takes the same time for all.
 #[derive(Debug)]
 pub struct Apps {
-    apps: Vec<AppConfig>,
+    known: Vec<AppConfig>,
     /// Digests of tokens, and whose they are.
     tokens: Vec<([u8; 32], usize)>,
     anonymous: AppConfig,
@@ -38,7 +38,7 @@ impl Apps {
         let anonymous = config.apps.is_empty().then(AppName::anonymous);
         Self {
             standings: names.chain(anonymous).map(|name| (name, ArcSwap::default())).collect(),
-            apps: config.apps.clone(),
+            known: config.apps.clone(),
             tokens: config.apps.iter().enumerate().filter_map(digest).collect(),
             anonymous: AppConfig {
                 name: AppName::anonymous(),
@@ -52,7 +52,7 @@ impl Apps {
 
     /// Whether callers must be known.
     pub fn required(&self) -> bool {
-        !self.apps.is_empty()
+        !self.known.is_empty()
     }
 
     /// The app whose token a request shows: as `X-Lessor-App-Token`; as proxy password; or, where
@@ -79,7 +79,7 @@ impl Apps {
             return Ok(app);
         }
         if let From::Unix { uid } = from
-            && let Some(app) = self.apps.iter().find(|app| app.uid == Some(uid))
+            && let Some(app) = self.known.iter().find(|app| app.uid == Some(uid))
         {
             return Ok(app);
         }
@@ -104,7 +104,7 @@ impl Apps {
 
     /// Every app here: those of the configuration, or `anonymous`.
     pub fn all(&self) -> impl Iterator<Item = &AppConfig> {
-        self.apps.iter().chain((!self.required()).then_some(&self.anonymous))
+        self.known.iter().chain((!self.required()).then_some(&self.anonymous))
     }
 
     /// An app's standing now; of one that is not known, a good one, for nothing is asked as that.
@@ -152,7 +152,7 @@ impl Apps {
         // The token decides; a user that names another app is a mix-up to be told, not guessed away.
         let app = self.by_token(if password.is_empty() { user } else { password })?;
         let named_other =
-            self.apps.iter().any(|other| other.name != app.name && other.name.as_str().as_bytes() == user);
+            self.known.iter().any(|other| other.name != app.name && other.name.as_str().as_bytes() == user);
         (!named_other).then_some(app)
     }
 
@@ -180,7 +180,7 @@ impl Apps {
             found |= same;
         }
         let at = usize::try_from(at).ok()?;
-        bool::from(found).then(|| &self.apps[self.tokens[at].1])
+        bool::from(found).then(|| &self.known[self.tokens[at].1])
     }
 }
 

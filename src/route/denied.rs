@@ -103,15 +103,12 @@ fn decoded_once(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut at = 0;
     while let Some(&byte) = path.get(at) {
-        match (byte, hex(path.get(at + 1)), hex(path.get(at + 2))) {
-            (b'%', Some(high), Some(low)) => {
-                out.push(high * 16 + low);
-                at += 3;
-            }
-            _ => {
-                out.push(byte);
-                at += 1;
-            }
+        if let (b'%', Some(high), Some(low)) = (byte, hex(path.get(at + 1)), hex(path.get(at + 2))) {
+            out.push(high * 16 + low);
+            at += 3;
+        } else {
+            out.push(byte);
+            at += 1;
         }
     }
     out

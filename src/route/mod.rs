@@ -464,7 +464,9 @@ impl Routes {
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
     /// no page can come.
     fn refuse_foreign_host(&self, host: &str, from: From) -> Result<(), Fault> {
-        let authority = host.parse::<Authority>().ok().filter(|authority| !authority.as_str().contains('@'));
+        let is_plain =
+            |authority: &Authority| !authority.as_str().contains('@') && target::has_one_reading(authority);
+        let authority = host.parse::<Authority>().ok().filter(is_plain);
         let name = authority.map(|authority| host_key(authority.host())).unwrap_or_default();
         if matches!(from, From::Unix { .. }) || self.is_own_name(&name, from) {
             return Ok(());
@@ -587,7 +589,7 @@ fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
 fn refuse_bad_port(authority: &Authority) -> Result<(), Fault> {
     let after_host = authority.as_str().len() > authority.host().len();
     let no_port = after_host && authority.port_u16().is_none_or(|port| port == 0);
-    if no_port || authority.host().is_empty() {
+    if no_port || host_key(authority.host()).is_empty() || !target::has_one_reading(authority) {
         return Err(Fault::new(Code::BadRequest, "the target's host or port is none"));
     }
     Ok(())

@@ -74,10 +74,23 @@ pub fn connect_target(uri: &Uri) -> Result<(String, u16), Fault> {
     let authority = uri.authority().ok_or_else(bad)?;
     refuse_userinfo(authority)?;
     let port = authority.port_u16().ok_or_else(bad)?;
-    if authority.host().is_empty() || port == 0 {
+    let host = host_key(authority.host());
+    if host.is_empty() || port == 0 || !has_one_reading(authority) {
         return Err(bad());
     }
-    Ok((host_key(authority.host()), port))
+    Ok((host, port))
+}
+
+/// Whether brackets stand around an IPv6 address alone, with nothing but a port behind them. The library takes
+/// `[any]thing:1` for the host `[any]`, and others may not.
+pub fn has_one_reading(authority: &Authority) -> bool {
+    let (all, host) = (authority.as_str(), authority.host());
+    if !all.contains(['[', ']']) {
+        return true;
+    }
+    let inner = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    inner.is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())
+        && all.strip_prefix(host).is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
 }
 
 /// Refuses `user:password@` in a target: it would be dropped silently on the way.
@@ -164,6 +177,17 @@ mod tests {
         for path in ["/a/b", "/a/...", "/v1/models/gpt-4.1", "/a/.well-known", "/a%20b/..c", "/100%", "/%é"]
         {
             assert!(refuse_dot_segments(path).is_ok(), "{path}");
+        }
+    }
+
+    #[test]
+    fn brackets_are_for_an_ipv6_address_alone() {
+        let read = |text: &str| text.parse::<Authority>().map(|authority| has_one_reading(&authority));
+        for good in ["[::1]:443", "[2001:db8::1]", "api.openai.com:443", "127.0.0.1"] {
+            assert!(read(good).is_ok_and(|one| one), "{good}");
+        }
+        for bad in ["[::1].evil.example:443", "[api.openai.com]:443", "[::1]x", "[fe80::h0]:1", "[::1]]:1"] {
+            assert!(!read(bad).is_ok_and(|one| one), "{bad}");
         }
     }
 

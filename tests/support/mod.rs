@@ -3,13 +3,15 @@
 //!
 //! Nothing here sleeps and hopes: whoever waits names what for, and a bound after which the test fails.
 
-#![allow(dead_code, unused_imports, clippy::print_stderr)] // each test crate uses its part
+#![allow(dead_code, unused_imports, clippy::print_stderr, clippy::print_stdout)] // each test crate uses its part
 
 pub mod client;
 pub mod fault;
 pub mod fleet;
+pub mod fuzz;
 pub mod h2;
 pub mod lessor;
+pub mod masked;
 pub mod oracle;
 pub mod plays;
 pub mod provider;

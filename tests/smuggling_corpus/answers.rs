@@ -1,0 +1,185 @@
+//! Answers, what the provider does behind each, and what the client gets.
+
+use super::Answer;
+use super::End::{Close, Open};
+use super::Gets::{Cut, Gateway, Same};
+
+/// All of them.
+pub const ANSWERS: &[Answer] = &[
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", Open, Same(200, "hello")),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer("HTTP/1.1 200 OK\r\n\r\nhello", Close, Same(200, "hello")),
+    Answer(
+        "HTTP/1.1 200 OK\r\nContent-Length: 100\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Gateway,
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Gateway,
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Gateway,
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Gateway,
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello",
+        Close,
+        Gateway,
+    ),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", Close, Gateway),
+    Answer(
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\nhello!", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: 0x5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: \r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello", Close, Cut(200)),
+    Answer(
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison",
+        Open,
+        Same(200, ""),
+    ),
+    Answer(
+        "HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison",
+        Open,
+        Same(204, ""),
+    ),
+    Answer("HTTP/1.1 204 No Content\r\nContent-Length: 6\r\n\r\npoison", Open, Same(204, "")),
+    Answer(
+        "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Open,
+        Same(204, ""),
+    ),
+    Answer("HTTP/1.1 304 Not Modified\r\nContent-Length: 6\r\n\r\npoison", Open, Same(304, "")),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", Close, Cut(200)),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", Close, Cut(200)),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n", Close, Cut(200)),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n",
+        Close,
+        Cut(200),
+    ),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello\r\n0\r\n\r\n", Close, Cut(200)),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n", Close, Cut(200)),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n", Close, Cut(200)),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n",
+        Close,
+        Cut(200),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;ext=1\r\nhello\r\n0;x\r\n\r\n",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", Close, Cut(200)),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a\nb\r\nhello\r\n0\r\n\r\n",
+        Close,
+        Cut(200),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 50\r\nTransfer-Encoding: chunked\r\n\r\n",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX : y\r\n\r\n",
+        Close,
+        Cut(200),
+    ),
+    Answer("HTTP/1.0 200 OK\r\n\r\nhello", Close, Same(200, "hello")),
+    Answer("HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", Close, Same(200, "hello")),
+    Answer("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", Close, Gateway),
+    Answer("HTTP/1.1 200\r\nContent-Length: 5\r\n\r\nhello", Open, Same(200, "hello")),
+    Answer("HTTP/1.1 200 \r\nContent-Length: 5\r\n\r\nhello", Open, Same(200, "hello")),
+    Answer("HTTP/1.1 099 OK\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 1000 OK\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 abc OK\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/2.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1  200 OK\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("hello\r\n\r\n", Close, Gateway),
+    Answer("", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nContent-Le", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nX: a\r\n folded\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nX : a\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nX: a\rb\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\r\nno colon\r\nContent-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer("HTTP/1.1 200 OK\nContent-Length: 5\n\nhello", Open, Same(200, "hello")),
+    Answer("HTTP/1.1 200 OK\r\n<many>Content-Length: 5\r\n\r\nhello", Close, Gateway),
+    Answer(
+        "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison",
+        Open,
+        Gateway,
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nConnection: content-length\r\nContent-Length: 5\r\n\r\nhello",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nConnection: transfer-encoding\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        Open,
+        Same(200, "hello"),
+    ),
+    Answer(
+        "HTTP/1.1 200 OK\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
+        Open,
+        Same(200, "hello"),
+    ),
+];
