@@ -5,16 +5,17 @@
 //! the introduction is made as soon as it is there, and until then no key is lent.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rand::Rng as _;
+use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
-use crate::model::{KeyStatus, OwnerId, ProviderName};
+use crate::model::{KeyId, KeyStatus, OwnerId, ProviderName};
 use crate::route::ring::{ProviderKeys, Ring, RingKey};
 use crate::store::{StatusChange, Store, StoreError, StoreEvent, SyncKeys, SyncMode, Synced};
 
@@ -34,12 +35,31 @@ pub struct Fleet {
     ring: Arc<Ring>,
     owner: OwnerId,
     metrics: Metrics,
+    asked: Arc<Asked>,
+}
+
+/// An introduction that is wanted anew.
+#[derive(Default)]
+struct Asked {
+    now: Notify,
+    /// Keys that the configuration switched on again.
+    enabled: Mutex<Vec<(ProviderName, KeyId)>>,
 }
 
 impl Fleet {
     /// Does nothing yet.
     pub fn new(store: Arc<dyn Store>, ring: Arc<Ring>, owner: OwnerId, metrics: Metrics) -> Self {
-        Self { store, ring, owner, metrics }
+        Self { store, ring, owner, metrics, asked: Arc::default() }
+    }
+
+    /// The configuration changed: the store is told soon, and these keys are switched on.
+    pub fn reintroduce(&self, enabled: Vec<(ProviderName, KeyId)>) {
+        self.enabled().extend(enabled);
+        self.asked.now.notify_one();
+    }
+
+    fn enabled(&self) -> MutexGuard<'_, Vec<(ProviderName, KeyId)>> {
+        self.asked.enabled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the store is told again when it lacks a key's settings.
@@ -84,6 +104,12 @@ impl Fleet {
                 bounded(self.store.set_status(provider, id, StatusChange::Disable)).await?;
             }
         }
+        loop {
+            // Taken out only once the store has heard it.
+            let Some((provider, id)) = self.enabled().last().cloned() else { break };
+            bounded(self.store.set_status(provider.clone(), id.clone(), StatusChange::Enable)).await?;
+            self.enabled().retain(|done| *done != (provider.clone(), id.clone()));
+        }
         self.metrics.store_up(true);
         Ok(())
     }
@@ -120,6 +146,10 @@ impl Fleet {
                     Err(RecvError::Lagged(_)) => changed.extend(self.providers()),
                     Err(RecvError::Closed) => return,
                 },
+                () = self.asked.now.notified() => {
+                    (introduced, mode) = (false, SyncMode::Replace);
+                    next_introduction = Instant::now();
+                }
                 () = sleep_until(next_introduction), if !introduced => {
                     introduced = self.tell(mode).await.is_ok();
                     if introduced {

@@ -13,6 +13,7 @@ pub mod model;
 pub mod outcome;
 pub mod process;
 pub mod proxy;
+pub mod reload;
 pub mod route;
 pub mod run;
 pub mod scrub;

@@ -2,11 +2,13 @@
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use lessor::config::{self, Config, ConfigError, Listen};
-use lessor::control::cli::{self, Cli, Command, Exit};
+use lessor::control::cli::{self, Cli, Command, Exit, Options};
 use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
+use lessor::reload::Load;
 use lessor::{logs, process, run};
 
 fn main() -> ExitCode {
@@ -19,7 +21,9 @@ fn main() -> ExitCode {
     }
     match &cli.command {
         Command::Exec(what) => with_runtime(false, cli::served(&cli.options, listen))
-            .map_or(Exit::Failed.into(), |found| exec::exec(what, &cli.options, found, || settings(&cli))),
+            .map_or(Exit::Failed.into(), |found| {
+                exec::exec(what, &cli.options, found, || settings(&cli.options))
+            }),
         Command::Env(what) => with_runtime(false, cli::served(&cli.options, listen))
             .map_or(Exit::Failed.into(), |found| exec::env(what, &cli.options, found)),
         Command::Companion(what) if what.apart => serve(&cli, &left),
@@ -29,7 +33,7 @@ fn main() -> ExitCode {
         Command::Companion(what) => exec::step_apart(*what, &cli.options),
         Command::Doctor(what) => {
             let examined =
-                doctor::doctor(what, &cli.options, listen, || settings(&cli), run::doctors_tools());
+                doctor::doctor(what, &cli.options, listen, || settings(&cli.options), run::doctors_tools());
             with_runtime(false, examined).unwrap_or(Exit::Failed.into())
         }
         Command::Version => cli::version(&cli.options),
@@ -50,8 +54,8 @@ fn listen(file: &std::path::Path) -> Result<Listen, String> {
 }
 
 /// The settings: of the file that was named, else of the environment.
-fn settings(cli: &Cli) -> Result<Config, ConfigError> {
-    let mut config = match cli.options.config() {
+fn settings(options: &Options) -> Result<Config, ConfigError> {
+    let mut config = match options.config() {
         Some(path) => config::load_file(path)?,
         None => config::from_environment(&|name| std::env::var(name).ok())?,
     };
@@ -64,7 +68,7 @@ fn settings(cli: &Cli) -> Result<Config, ConfigError> {
 }
 
 fn serve(cli: &Cli, left: &[String]) -> ExitCode {
-    let config = match settings(cli) {
+    let config = match settings(&cli.options) {
         Ok(config) => config,
         Err(error) => return refuse(&error.to_string(), Exit::Usage),
     };
@@ -79,19 +83,21 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
     for line in left {
         tracing::warn!("{line}");
     }
+    let options = cli.options.clone();
+    let load: Load = Arc::new(move || settings(&options));
     let ended = match companion {
-        Some(of) => with_runtime(true, run::accompany(config, of)),
-        None => with_runtime(true, run::run(config, !json)),
+        Some(of) => with_runtime(true, run::accompany(config, load, of)),
+        None => with_runtime(true, run::run(config, load, !json)),
     };
     match ended {
         Some(Ok(())) => Exit::Ok.into(),
-        Some(Err(error)) => refuse(&chain(&error), Exit::Failed),
+        Some(Err(error)) => refuse(&format!("lessor: {}", run::with_causes(&error)), Exit::Failed),
         None => Exit::Failed.into(),
     }
 }
 
 fn check(cli: &Cli) -> ExitCode {
-    match settings(cli) {
+    match settings(&cli.options) {
         Ok(config) if cli.options.json => {
             let (keys, providers) = (config.keys.len(), config.providers.len());
             let found = serde_json::json!({
@@ -147,17 +153,6 @@ fn with_runtime<T>(threads: bool, work: impl Future<Output = T>) -> Option<T> {
 fn refuse(why: &str, exit: Exit) -> ExitCode {
     tell(why);
     exit.into()
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = format!("lessor: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 // A command line tool speaks on its two outputs.

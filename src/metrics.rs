@@ -102,6 +102,7 @@ struct Inner {
     acquire_seconds: Histogram,
     wait_seconds: Histogram,
     heartbeat_failed: Counter,
+    reloads: Family<ResultLabel, Counter>,
     lost: Counter,
     expired: Counter,
     key_status: Family<StatusLabels, Gauge>,
@@ -139,6 +140,7 @@ impl Metrics {
             acquire_seconds: histogram(),
             wait_seconds: histogram(),
             heartbeat_failed: Counter::default(),
+            reloads: Family::default(),
             lost: Counter::default(),
             expired: Counter::default(),
             key_status: Family::default(),
@@ -170,6 +172,7 @@ impl Metrics {
             inner.acquire_seconds.clone(),
         );
         to.register("lease_wait_seconds", "Time requests waited for a key", inner.wait_seconds.clone());
+        to.register("config_reloads", "Configurations read while running, by result", inner.reloads.clone());
         to.register("lease_heartbeat_failed", "Renewal calls that failed", inner.heartbeat_failed.clone());
         to.register("lease_lost", "Leases lost while their stream was open", inner.lost.clone());
         to.register("lease_expired", "Leases whose deadline passed unrenewed", inner.expired.clone());
@@ -232,6 +235,12 @@ impl Metrics {
         let labels =
             KeyLabels { provider: provider.to_string(), pool: pool.to_string(), key: key.to_string() };
         self.0.leases_active.get_or_create_owned(&labels)
+    }
+
+    /// Another configuration was taken, or not.
+    pub fn reloaded(&self, taken: bool) {
+        let result = if taken { "taken" } else { "refused" };
+        self.0.reloads.get_or_create_owned(&ResultLabel { result }).inc();
     }
 
     /// A renewal call failed.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::EXPECT;
 use http::request::Parts;
@@ -57,9 +58,9 @@ use outgoing::Outgoing;
 use reply::Reply;
 use trace::Trace;
 
-/// Everything the walk needs; clones share it.
+/// Everything the walk needs; clones share it. Each request walks through the rooms as they are when it comes.
 #[derive(Clone, Debug)]
-pub struct Proxy(Arc<Rooms>);
+pub struct Proxy(Arc<ArcSwap<Rooms>>);
 
 /// The rooms, as they were built at the start.
 #[derive(Debug)]
@@ -101,7 +102,17 @@ enum Served {
 impl Proxy {
     /// The walk through these rooms.
     pub fn new(rooms: Rooms) -> Self {
-        Self(Arc::new(rooms))
+        Self(Arc::new(ArcSwap::from_pointee(rooms)))
+    }
+
+    /// The rooms as they are.
+    pub fn rooms(&self) -> Arc<Rooms> {
+        self.0.load_full()
+    }
+
+    /// From now on requests walk through these.
+    pub fn replace(&self, rooms: Rooms) {
+        self.0.store(Arc::new(rooms));
     }
 }
 
@@ -110,7 +121,7 @@ impl Serve for Proxy {
 
     async fn serve(&self, request: Request<Incoming>, conn: Conn) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
-        let rooms = &*self.0;
+        let rooms = &*self.0.load_full();
         let connect = head.method == Method::CONNECT;
         let upgrade = head.extensions.get::<OnUpgrade>().cloned();
         let mode = rooms.routes.mode_of(&head, came_from(&conn));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -32,8 +33,8 @@ use crate::metrics::Metrics;
 use crate::model::{AppName, KeyId, OwnerId, ProviderName};
 use crate::process;
 use crate::proxy::{Checks, Masks, Proxy, Rooms};
+use crate::reload::{Load, Reload};
 use crate::route::Routes;
-use crate::route::apps::Apps;
 use crate::route::ring::Ring;
 use crate::scrub::Needle;
 use crate::store::memory::MemoryStore;
@@ -67,43 +68,67 @@ pub enum RunError {
     Signals(#[from] std::io::Error),
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. `Ok` when it ended as asked.
-pub async fn run(config: Config, on_terminal: bool) -> Result<(), RunError> {
+/// An error with its causes, in one line.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Serves until SIGTERM or SIGINT, then drains. `Ok` when it ended as asked. `load` reads the configuration anew.
+pub async fn run(config: Config, load: Load, on_terminal: bool) -> Result<(), RunError> {
     let mut signals = Signals::watch()?;
     let config = Arc::new(config);
-    let running = Running::start(&config).await?;
+    let running = Running::start(&config, load, &mut signals).await?;
     announce(&config, &running, on_terminal);
-    signals.next().await;
-    running.drain(config.shutdown_grace, signals).await;
+    tokio::select! {
+        () = signals.next() => {}
+        () = running.terminal_gone.cancelled() => {}
+    }
+    running.drain(signals).await;
     Ok(())
 }
 
 /// Serves the process `of` on free ports of loopback until it ends, then drains.
-pub async fn accompany(mut config: Config, of: i32) -> Result<(), RunError> {
+pub async fn accompany(config: Config, load: Load, of: i32) -> Result<(), RunError> {
     let mut signals = Signals::watch()?;
     let end = process::end_of(of)?;
-    let free = Address::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into());
-    (config.listen.proxy, config.listen.admin) = (vec![free.clone()], free);
-    let config = Arc::new(config);
-    let running = Running::start(&config).await?;
+    let on_free_ports = |mut config: Config| {
+        let free = Address::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into());
+        (config.listen.proxy, config.listen.admin) = (vec![free.clone()], free);
+        config
+    };
+    let config = Arc::new(on_free_ports(config));
+    let load: Load = Arc::new(move || load().map(on_free_ports));
+    let running = Running::start(&config, load, &mut signals).await?;
     exec::tell(&Served::new(&config, &running.proxy, running.socket.as_deref()));
     tokio::select! {
         () = end => {}
         () = signals.next() => {}
     }
-    running.drain(config.shutdown_grace, signals).await;
+    running.drain(signals).await;
     Ok(())
 }
 
-/// SIGTERM and SIGINT, watched from before the first connection.
+/// SIGTERM, SIGINT and SIGHUP, watched from before the first connection.
 struct Signals {
     term: Signal,
     int: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     fn watch() -> Result<Self, std::io::Error> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        let watched = |kind| signal(kind);
+        Ok(Self {
+            term: watched(SignalKind::terminate())?,
+            int: watched(SignalKind::interrupt())?,
+            hangup: Some(watched(SignalKind::hangup())?),
+        })
     }
 
     async fn next(&mut self) {
@@ -114,9 +139,69 @@ impl Signals {
     }
 }
 
+/// What stays while the configuration changes, and what the rooms of each are built around.
+struct Frame {
+    ring: Arc<Ring>,
+    leases: Leases,
+    checks: Checks,
+    budget: Budget,
+    metrics: Metrics,
+    tunnels: TaskTracker,
+    abort: CancellationToken,
+    proxy: Vec<Address>,
+    admin: Address,
+}
+
+impl Frame {
+    /// The way out, by this configuration.
+    fn upstreams(
+        config: &Config,
+        proxy: &[Address],
+        admin: &Address,
+        before: Option<&Upstreams>,
+    ) -> Result<Arc<Upstreams>, TrustError> {
+        let denied = denied(config, proxy, admin);
+        Ok(Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied, before)?))
+    }
+
+    fn rooms(&self, config: &Arc<Config>, upstreams: Arc<Upstreams>, before: Option<&Rooms>) -> Rooms {
+        let apps = before.map(|before| &**before.routes.apps());
+        Rooms {
+            config: config.clone(),
+            routes: Routes::new(config.clone(), &self.ring, &tcp_of(&self.proxy), apps),
+            ring: self.ring.clone(),
+            leases: self.leases.clone(),
+            upstreams,
+            checks: self.checks.clone(),
+            masks: Masks::new(config, self.metrics.clone()),
+            budget: self.budget.clone(),
+            metrics: self.metrics.clone(),
+            tunnels: self.tunnels.clone(),
+            abort: self.abort.clone(),
+        }
+    }
+
+    /// Takes another configuration into `walk`. What can fail comes first, so that it is taken whole or not at
+    /// all.
+    fn take(&self, walk: &Proxy, config: &Arc<Config>) -> Result<(), TrustError> {
+        let before = walk.rooms();
+        let upstreams = Self::upstreams(config, &self.proxy, &self.admin, Some(&before.upstreams))?;
+        self.ring.replace(config);
+        self.checks.ask_by(upstreams.clone());
+        walk.replace(self.rooms(config, upstreams, Some(&before)));
+        for keys in self.ring.all() {
+            self.leases.wake(&keys.provider.name);
+        }
+        Ok(())
+    }
+}
+
 /// A serving lessor.
 struct Running {
     server: Server,
+    config: Arc<ArcSwap<Config>>,
+    /// The terminal that lessor was started on is gone.
+    terminal_gone: CancellationToken,
     leases: Leases,
     draining: Arc<AtomicBool>,
     stop_admin: CancellationToken,
@@ -130,7 +215,7 @@ struct Running {
 }
 
 impl Running {
-    async fn start(config: &Arc<Config>) -> Result<Self, RunError> {
+    async fn start(config: &Arc<Config>, load: Load, signals: &mut Signals) -> Result<Self, RunError> {
         let metrics = Metrics::new();
         let store = open_store(config).await?;
         let ring = Arc::new(Ring::new(config));
@@ -146,8 +231,7 @@ impl Running {
         let admin = admin_listener.address();
         let leases = Leases::new(store.clone(), config.lease, config.queue, owner.clone(), metrics.clone());
         leases.set_repair(fleet.repair());
-        let denied = denied(config, &proxy, &admin);
-        let upstreams = Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied)?);
+        let upstreams = Frame::upstreams(config, &proxy, &admin, None)?;
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
 
         let authority = if config.intercept {
@@ -156,44 +240,58 @@ impl Running {
             None
         };
         let server = Server::new(config.limits, config.timeouts, authority.clone());
-        let routes = Routes::new(config.clone(), ring.clone(), &tcp_of(&proxy));
-        let apps = routes.apps().clone();
-        let walk = Proxy::new(Rooms {
-            config: config.clone(),
-            routes,
+        let frame = Frame {
             ring: ring.clone(),
             leases: leases.clone(),
-            upstreams,
             checks: checks.clone(),
-            masks: Masks::new(config, metrics.clone()),
             budget: Budget::new(config.retry.max_total),
             metrics: metrics.clone(),
             tunnels: server.tracker(),
             abort: server.aborted(),
-        });
+            proxy: proxy.clone(),
+            admin: admin.clone(),
+        };
+        let walk = Proxy::new(frame.rooms(config, upstreams, None));
+        let current = Arc::new(ArcSwap::from(config.clone()));
         let draining = Arc::new(AtomicBool::new(false));
         let socket = bind_socket(&proxy);
         let ca =
             authority.map(|authority| LocalCa::publish(authority, socket.as_ref().map(|(path, _)| &**path)));
         let state = Arc::new(AdminState {
-            config: config.clone(),
+            config: current.clone(),
             store,
             owner,
-            metrics,
-            hands: Arc::new(Reach { checks, ring, apps, leases: leases.clone(), ca: ca.clone() }),
+            metrics: metrics.clone(),
+            hands: Arc::new(Reach {
+                checks,
+                ring,
+                walk: walk.clone(),
+                leases: leases.clone(),
+                ca: ca.clone(),
+            }),
             draining: draining.clone(),
             proxy_addresses: proxy.clone(),
             started: Instant::now(),
             version: env!("CARGO_PKG_VERSION"),
         });
         let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
-        admin_tasks.spawn(fleet.run(introduced.is_ok(), stop_admin.clone()));
+        admin_tasks.spawn(fleet.clone().run(introduced.is_ok(), stop_admin.clone()));
+        let terminal_gone = CancellationToken::new();
+        if let Some(hangup) = signals.hangup.take() {
+            let taken = walk.clone();
+            let take =
+                move |config: &Arc<Config>| frame.take(&taken, config).map_err(|error| with_causes(&error));
+            let reload = Reload { load, current: current.clone(), take: Box::new(take), fleet, metrics };
+            admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
+        }
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
         let stop_ca = CancellationToken::new();
         let ca_kept = ca.as_ref().map(|ca| ca.keep(config.ca.as_ref(), &stop_ca)).unwrap_or_default();
         server.start(listeners, &walk);
         Ok(Self {
             server,
+            config: current,
+            terminal_gone,
             leases,
             draining,
             stop_admin,
@@ -208,7 +306,8 @@ impl Running {
     }
 
     /// Drains; a further signal ends the process at once.
-    async fn drain(self, grace: Duration, mut signals: Signals) {
+    async fn drain(self, mut signals: Signals) {
+        let grace = self.config.load().shutdown_grace;
         tracing::info!(
             grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             "stopping; a second signal ends it at once"
@@ -424,7 +523,7 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
 struct Reach {
     checks: Checks,
     ring: Arc<Ring>,
-    apps: Arc<Apps>,
+    walk: Proxy,
     leases: Leases,
     ca: Option<LocalCa>,
 }
@@ -467,22 +566,26 @@ impl Hands for Reach {
     }
 
     fn apps(&self) -> Vec<AppSeen> {
+        let rooms = self.walk.rooms();
+        let apps = rooms.routes.apps();
         let seen = |app: &AppConfig| AppSeen {
             name: app.name.clone(),
             token: app.token.is_some(),
             uid: app.uid,
             pools: app.pools.clone(),
             providers: app.providers.clone(),
-            revoked: self.apps.standing(&app.name).is_revoked(),
+            revoked: apps.standing(&app.name).is_revoked(),
         };
-        self.apps.all().map(seen).collect()
+        apps.all().map(seen).collect()
     }
 
     fn revoke_app(&self, app: &AppName, revoked: bool) {
+        let rooms = self.walk.rooms();
+        let apps = rooms.routes.apps();
         if revoked {
-            self.apps.revoke(app);
+            apps.revoke(app);
         } else {
-            self.apps.restore(app);
+            apps.restore(app);
         }
     }
 

@@ -98,7 +98,7 @@ fn respelled(rng: &mut StdRng, path: &str) -> String {
 fn a_denied_path_is_denied_in_any_spelling_and_any_target_is_sent_as_it_came() {
     let file = "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = { env = \"A\" }\n";
     let config = Arc::new(load_str(file, "lessor.toml", &|_| Some("sk-0123456789abcdef".into())).unwrap());
-    let routes = Routes::new(config.clone(), Arc::new(Ring::new(&config)), &[]);
+    let routes = Routes::new(config.clone(), &Ring::new(&config), &[], None);
     let words = ["/", "//", "%2f", "%25", "..", "%2e", ";", "?", "*", "\\", "realtime", "v1", "%00", "key="];
     let check = |bytes: &[u8]| {
         // The first byte says whether what follows is a denied path.

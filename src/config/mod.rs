@@ -17,6 +17,7 @@ use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Sco
 
 mod ca;
 pub mod catalogue;
+mod change;
 mod checks;
 mod defaults;
 mod errors;
@@ -33,6 +34,7 @@ mod values;
 mod zero;
 
 pub use ca::CaFiles;
+pub use change::Change;
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_str};
 pub use paths::PathPattern;

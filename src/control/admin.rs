@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
@@ -147,8 +148,8 @@ pub struct CheckResult {
 
 /// What the admin API knows.
 pub struct AdminState {
-    /// What lessor runs by.
-    pub config: Arc<Config>,
+    /// What lessor runs by now.
+    pub config: Arc<ArcSwap<Config>>,
     /// Where pools and leases live.
     pub store: Arc<dyn Store>,
     /// This sidecar, as leases in the store name it.
@@ -284,7 +285,7 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let (parts, body) = req.into_parts();
-    if let Err(refusal) = admit(&state.config, door, &parts) {
+    if let Err(refusal) = admit(&state.config.load(), door, &parts) {
         return refusal.into_response();
     }
     let bound = match parts.uri.path() {
@@ -455,10 +456,10 @@ async fn status(State(state): Asked) -> Answered {
         ready: reasons.is_empty(),
         reasons,
         draining: state.draining.load(Ordering::Relaxed),
-        config: state.config.origin.clone(),
+        config: state.config.load().origin.clone(),
         store: StoreSeen {
             kind: state.store.kind().into(),
-            url: state.config.store.url.to_string(),
+            url: state.config.load().store.url.to_string(),
             up: error.is_none(),
             error: error.as_ref().map(ToString::to_string),
         },
@@ -513,7 +514,7 @@ async fn ca(State(state): Asked) -> Answered {
 /// What a child must know of this sidecar: asks no store, so that a child starts while that is away.
 async fn environment(State(state): Asked) -> Response {
     let socket = state.proxy_addresses.first().map(socket_path);
-    state.json(StatusCode::OK, &Served::new(&state.config, &state.proxy_addresses, socket.as_deref()))
+    state.json(StatusCode::OK, &Served::new(&state.config.load(), &state.proxy_addresses, socket.as_deref()))
 }
 
 async fn disable(state: Asked, path: Path<(String, String)>) -> Answered {
@@ -607,7 +608,7 @@ async fn examine(State(state): Asked, Query(wanted): Query<Wanted>) -> Answered 
         state.find_provider(provider.as_str())?;
     }
     let patient = Patient {
-        config: state.config.clone(),
+        config: state.config.load_full(),
         store: Ok(state.store.clone()),
         proxy: state.proxy_addresses.first().cloned(),
         tools: state.hands.doctors_tools(),
@@ -624,10 +625,11 @@ async fn revoke(State(state): Asked, Path(id): Path<String>) -> Answered {
     let lease = LeaseId(id.parse().map_err(|_| unknown())?);
     // A lease does not say whose keys it is of, and may be another sidecar's. All at once, so that many
     // providers of a slow store take no longer than one.
-    let asked =
-        state.config.providers.keys().map(async |provider| {
-            (provider, bounded(CALL, state.store.revoke(provider.clone(), lease)).await)
-        });
+    let config = state.config.load_full();
+    let asked = config
+        .providers
+        .keys()
+        .map(async |provider| (provider, bounded(CALL, state.store.revoke(provider.clone(), lease)).await));
     let answers = join_all(asked).await;
     if let Some((provider, _)) = answers.iter().find(|(_, answer)| matches!(answer, Ok(true))) {
         tracing::info!(%provider, lease = %lease, "a lease was revoked by hand");
@@ -661,11 +663,12 @@ impl AdminState {
     }
 
     fn no_key_reason(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Option<String> {
-        if self.config.keys.is_empty() {
+        let config = self.config.load();
+        if config.keys.is_empty() {
             return Some("key_unavailable: no key is configured".into());
         }
         let mut refused = Vec::new();
-        for key in &self.config.keys {
+        for key in &config.keys {
             let view = seen.get(&key.provider).and_then(|seen| seen.keys.iter().find(|it| it.id == key.id));
             let status = view.map_or(KeyStatus::Pending, |view| view.status);
             if !matches!(status, KeyStatus::Invalid | KeyStatus::Disabled | KeyStatus::Pending) {
@@ -681,7 +684,8 @@ impl AdminState {
 
     /// All providers' keys and leases, or the first failure.
     async fn snapshots(&self, bound: Duration) -> Result<BTreeMap<ProviderName, Snapshot>, StoreError> {
-        let asked = self.config.providers.keys().map(|provider| async move {
+        let config = self.config.load_full();
+        let asked = config.providers.keys().map(|provider| async move {
             let seen = bounded(bound, self.store.snapshot(provider.clone())).await?;
             Ok((provider.clone(), seen))
         });
@@ -689,12 +693,13 @@ impl AdminState {
     }
 
     fn pools(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<PoolView> {
+        let config = self.config.load();
         let mut pools: BTreeMap<(&ProviderName, &PoolName), PoolView> = BTreeMap::new();
         for key in seen.values().flat_map(|seen| &seen.keys) {
             let pool = pools.entry((&key.provider, &key.pool)).or_insert_with(|| PoolView {
                 provider: key.provider.clone(),
                 pool: key.pool.clone(),
-                fallback: self.config.pools.get(&key.pool).cloned().unwrap_or_default(),
+                fallback: config.pools.get(&key.pool).cloned().unwrap_or_default(),
                 keys: 0,
                 available: 0,
                 in_use: 0,
@@ -716,8 +721,9 @@ impl AdminState {
 
     /// A provider that this sidecar serves.
     fn find_provider(&self, provider: &str) -> Result<ProviderName, Refusal> {
-        self.config.providers.get_key_value(provider).map(|(provider, _)| provider.clone()).ok_or_else(|| {
-            let message = format!("no such provider; there is {}", listed(self.config.providers.keys()));
+        let config = self.config.load();
+        config.providers.get_key_value(provider).map(|(provider, _)| provider.clone()).ok_or_else(|| {
+            let message = format!("no such provider; there is {}", listed(config.providers.keys()));
             Refusal::new(StatusCode::NOT_FOUND, "unknown_provider", message)
         })
     }
@@ -725,7 +731,7 @@ impl AdminState {
     /// A key that this sidecar serves, and so has the secret of.
     fn find(&self, provider: &str, key: &str) -> Result<(ProviderName, KeyId), Refusal> {
         let provider = self.find_provider(provider)?;
-        let keys = &self.config.keys;
+        let keys = &self.config.load().keys;
         match keys.iter().find(|it| it.provider == provider && it.id.as_str() == key) {
             Some(key) => Ok((provider, key.id.clone())),
             None => Err(self.unknown_key(&provider, key)),
@@ -733,7 +739,8 @@ impl AdminState {
     }
 
     fn unknown_key(&self, provider: &ProviderName, key: &str) -> Refusal {
-        let ids = self.config.keys.iter().filter(|key| key.provider == *provider).map(|key| &key.id);
+        let config = self.config.load();
+        let ids = config.keys.iter().filter(|key| key.provider == *provider).map(|key| &key.id);
         let message = format!("{provider} has no key {key:?} here; there is {}", listed(ids));
         Refusal::new(StatusCode::NOT_FOUND, "unknown_key", message)
     }

@@ -124,7 +124,7 @@ type Https = Bounded<HttpsConnector<Hearing>>;
 
 /// Clients, one a provider, and one for all other hosts.
 pub struct Upstreams {
-    providers: HashMap<ProviderName, Client<Https, ReplayBody>>,
+    providers: HashMap<ProviderName, (Arc<Provider>, Client<Https, ReplayBody>)>,
     others: Client<Bounded<Hearing>, ReplayBody>,
     tunnels: Dialer,
     timeouts: Timeouts,
@@ -137,22 +137,35 @@ impl std::fmt::Debug for Upstreams {
 }
 
 impl Upstreams {
-    /// Reads trust and prepares a client for each provider. Dials nothing.
+    /// Reads trust and prepares a client for each provider. Dials nothing. Where a provider is as it was in
+    /// `before`, so is its client, with the connections it keeps.
     pub fn new<'a>(
         providers: impl Iterator<Item = &'a Arc<Provider>>,
         timeouts: Timeouts,
         denied: Denied,
+        before: Option<&Self>,
     ) -> Result<Self, tls::TrustError> {
+        let known = |provider: &Arc<Provider>| {
+            let before = before.filter(|before| before.timeouts == timeouts)?;
+            let (as_was, client) = before.providers.get(&provider.name)?;
+            // Another certificate may stand in the file by now.
+            (as_was == provider && provider.ca_file.is_none()).then(|| client.clone())
+        };
         let roots = tls::system_roots();
         let mut clients = HashMap::new();
         for provider in providers {
+            if let Some(client) = known(provider) {
+                clients.insert(provider.name.clone(), (provider.clone(), client));
+                continue;
+            }
             let tls = tls::client_config(&roots, provider.ca_file.as_deref())?;
             let https = HttpsConnectorBuilder::new()
                 .with_tls_config(tls)
                 .https_or_http()
                 .enable_http1()
                 .wrap_connector(hearing(Dialer::new(Reach::Configured, timeouts.connect)));
-            clients.insert(provider.name.clone(), builder().build(Bounded::new(https, timeouts.connect)));
+            let client = builder().build(Bounded::new(https, timeouts.connect));
+            clients.insert(provider.name.clone(), (provider.clone(), client));
         }
         let tunnels = Dialer::new(Reach::Named(Arc::new(denied)), timeouts.connect);
         let others = builder().build(Bounded::new(hearing(tunnels.clone()), timeouts.connect));
@@ -169,7 +182,9 @@ impl Upstreams {
     ) -> Result<Response<Incoming>, SendError> {
         let (host, upgrade) = (host_of(request.uri()), asks_upgrade(&request));
         match self.providers.get(provider) {
-            Some(client) => self.answer(client.request(with_body(request, body)), host, body, upgrade).await,
+            Some((_, client)) => {
+                self.answer(client.request(with_body(request, body)), host, body, upgrade).await
+            }
             None => Err(SendError::Unusable { host, what: "the provider is not served" }),
         }
     }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use http::{HeaderMap, Request, Uri};
 use tokio_util::task::TaskTracker;
 
@@ -43,7 +44,7 @@ pub struct Checks(Arc<Inner>);
 
 struct Inner {
     ring: Arc<Ring>,
-    upstreams: Arc<Upstreams>,
+    upstreams: ArcSwap<Upstreams>,
     store: Arc<dyn Store>,
     leases: Leases,
     under_way: Mutex<HashSet<(ProviderName, KeyId)>>,
@@ -60,7 +61,13 @@ impl Checks {
     /// Checks the ring's keys.
     pub fn new(ring: Arc<Ring>, upstreams: Arc<Upstreams>, store: Arc<dyn Store>, leases: Leases) -> Self {
         let under_way = Mutex::default();
-        Self(Arc::new(Inner { ring, upstreams, store, leases, under_way, tasks: TaskTracker::new() }))
+        let (upstreams, tasks) = (ArcSwap::new(upstreams), TaskTracker::new());
+        Self(Arc::new(Inner { ring, upstreams, store, leases, under_way, tasks }))
+    }
+
+    /// From now on asks by these.
+    pub fn ask_by(&self, upstreams: Arc<Upstreams>) {
+        self.0.upstreams.store(upstreams);
     }
 
     /// Checks a key soon, unless that is under way or was done a moment ago. At most one task a key.
@@ -114,9 +121,9 @@ impl Checks {
         *request.method_mut() = check.method.clone();
         *request.uri_mut() = target;
         *request.headers_mut() = headers;
-        let none = Replay::none();
+        let (none, upstreams) = (Replay::none(), self.0.upstreams.load_full());
         let asking = async {
-            let answer = self.0.upstreams.send(&provider.name, request, &none).await?;
+            let answer = upstreams.send(&provider.name, request, &none).await?;
             Ok::<_, crate::forward::SendError>(Reply::read(provider, answer).await)
         };
         match tokio::time::timeout(CHECK, asking).await {

@@ -52,9 +52,10 @@ impl<'a> Choice<'a> {
         seen.keys.rank(&seen.fitting)
     }
 
-    /// Whether a key that was just lent may be used.
+    /// Whether a key that was just lent may be used: by what is configured now, however it was ranked.
     pub(super) fn confirm(&self, key: &KeyId, fingerprint: Fingerprint) -> bool {
-        self.look().keys.confirm(key, fingerprint)
+        let provider = self.seen().keys.provider.name.clone();
+        self.ring.of(provider.as_str()).is_some_and(|now| now.confirm(key, fingerprint))
     }
 
     /// Rules out, for this request, a key with which it was refused, and its group where the limit is the
@@ -66,18 +67,15 @@ impl<'a> Choice<'a> {
         drop(seen);
     }
 
-    /// Looks again. What was routed by another definition of the provider than there is now gets none of its
-    /// keys: they are for another place.
+    /// Looks again. What was routed by another definition of the provider than there is now goes on with the
+    /// keys that it found, as far as they are still good: new ones may be for another place.
     fn look(&self) -> MutexGuard<'_, Seen> {
         let mut seen = self.seen();
-        let provider = seen.keys.provider.clone();
-        match self.ring.of(provider.name.as_str()) {
-            Some(now) if Arc::ptr_eq(&now, &seen.keys) => {}
-            Some(now) if Arc::ptr_eq(&now.provider, &provider) => {
-                seen.fitting = now.fitting(&self.wish);
-                seen.keys = now;
-            }
-            _ => seen.fitting = Fitting::none(),
+        let now = self.ring.of(seen.keys.provider.name.as_str());
+        let same_place = |now: &Arc<ProviderKeys>| Arc::ptr_eq(&now.provider, &seen.keys.provider);
+        if let Some(now) = now.filter(same_place).filter(|now| !Arc::ptr_eq(now, &seen.keys)) {
+            seen.fitting = now.fitting(&self.wish);
+            seen.keys = now;
         }
         seen
     }

@@ -30,14 +30,25 @@ pub struct Apps {
 }
 
 impl Apps {
-    /// From the configuration; without any app everyone is `anonymous`.
-    pub fn new(config: &Config) -> Self {
+    /// From the configuration; without any app everyone is `anonymous`. Whoever was known in `before` keeps
+    /// the standing it has, and whoever is no more loses it.
+    pub fn new(config: &Config, before: Option<&Self>) -> Self {
         let digest =
             |(at, app): (usize, &AppConfig)| Some((digest(app.token.as_ref()?.expose().as_bytes()), at));
         let names = config.apps.iter().map(|app| app.name.clone());
         let anonymous = config.apps.is_empty().then(AppName::anonymous);
+        let standing = |name: AppName| {
+            let known = before.and_then(|before| before.standings.get(&name));
+            let standing = known.map_or_else(ArcSwap::default, |known| ArcSwap::new(known.load_full()));
+            (name, standing)
+        };
+        let standings: HashMap<_, _> = names.chain(anonymous).map(standing).collect();
+        let gone = before.iter().flat_map(|before| &before.standings);
+        for (_, standing) in gone.filter(|(name, _)| !standings.contains_key(*name)) {
+            standing.load().revoke();
+        }
         Self {
-            standings: names.chain(anonymous).map(|name| (name, ArcSwap::default())).collect(),
+            standings,
             known: config.apps.clone(),
             tokens: config.apps.iter().enumerate().filter_map(digest).collect(),
             anonymous: AppConfig {

@@ -26,7 +26,7 @@ mod upgrade;
 pub use upgrade::asks_upgrade;
 
 use apps::Apps;
-use ring::{ModelKnown, ProviderKeys, Ring};
+use ring::{ModelKnown, ProviderKeys, Providers, Ring};
 pub use standing::Standing;
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 
@@ -181,16 +181,18 @@ pub fn model_can_be_read(headers: &HeaderMap) -> bool {
 pub struct Routes {
     config: Arc<Config>,
     apps: Arc<Apps>,
-    ring: Arc<Ring>,
+    /// As they were when this table was made: it and what it leads to are of one configuration.
+    keys: Arc<Providers>,
     /// Ports of lessor's own proxy listeners.
     own_ports: Vec<u16>,
 }
 
 impl Routes {
-    /// `own` are the addresses really bound.
-    pub fn new(config: Arc<Config>, ring: Arc<Ring>, own: &[SocketAddr]) -> Self {
+    /// `own` are the addresses really bound, `before` the callers that were known so far.
+    pub fn new(config: Arc<Config>, ring: &Ring, own: &[SocketAddr], before: Option<&Apps>) -> Self {
         let own_ports = own.iter().map(SocketAddr::port).collect();
-        Self { apps: Arc::new(Apps::new(&config)), config, ring, own_ports }
+        let apps = Arc::new(Apps::new(&config, before));
+        Self { apps, config, keys: ring.providers(), own_ports }
     }
 
     /// All callers.
@@ -408,11 +410,10 @@ impl Routes {
     }
 
     fn served(&self, name: &str) -> Result<Arc<ProviderKeys>, Fault> {
-        if let Some(keys) = self.ring.of(name).filter(|keys| !keys.keys.is_empty()) {
-            return Ok(keys);
+        if let Some(keys) = self.keys.get(name).filter(|keys| !keys.keys.is_empty()) {
+            return Ok(keys.clone());
         }
-        let keys = self.ring.all();
-        let with_keys = keys.iter().filter(|keys| !keys.keys.is_empty());
+        let with_keys = self.keys.values().filter(|keys| !keys.keys.is_empty());
         let mut served: Vec<&str> = with_keys.map(|keys| keys.provider.name.as_str()).collect();
         served.sort_unstable();
         let known = crate::config::catalogue::builtin().get(name);
@@ -427,9 +428,9 @@ impl Routes {
     /// The served provider that a host belongs to, by exact name. One that a pattern only recognises is
     /// refused: anybody can own such a host.
     fn provider_of(&self, host: &str) -> Result<Option<Arc<ProviderKeys>>, Fault> {
-        let served = |name: &str| self.ring.of(name).filter(|keys| !keys.keys.is_empty());
+        let served = |name: &str| self.keys.get(name).filter(|keys| !keys.keys.is_empty());
         if let Some(name) = self.config.hosts.get(host) {
-            return Ok(served(name.as_str()));
+            return Ok(served(name.as_str()).cloned());
         }
         for (suffix, name) in &self.config.host_patterns {
             if host.ends_with(suffix.as_str()) && served(name.as_str()).is_some() {

@@ -27,7 +27,8 @@ pub struct Ring {
     born: Instant,
 }
 
-type Providers = HashMap<ProviderName, Arc<ProviderKeys>>;
+/// Providers with their keys, at one moment.
+pub type Providers = HashMap<ProviderName, Arc<ProviderKeys>>;
 
 /// The salt of fingerprints; it prints as nothing, for it would let a reader test guesses of a secret.
 struct Salt([u8; 32]);
@@ -134,11 +135,6 @@ pub struct Fitting {
 }
 
 impl Fitting {
-    /// No key.
-    pub fn none() -> Self {
-        Self { members: Vec::new(), ids: Arc::new([]) }
-    }
-
     /// Whether no key fits.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
@@ -205,6 +201,11 @@ impl Ring {
     /// One provider's keys.
     pub fn of(&self, provider: &str) -> Option<Arc<ProviderKeys>> {
         self.providers.load().get(provider).cloned()
+    }
+
+    /// What it holds at this moment.
+    pub fn providers(&self) -> Arc<Providers> {
+        self.providers.load_full()
     }
 
     /// All providers' keys.

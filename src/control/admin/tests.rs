@@ -9,6 +9,8 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 
 use super::gate::host_is_ours;
 use super::*;
+use arc_swap::ArcSwap;
+
 use crate::config::{
     Alpn, ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
     RetryConfig, StoreConfig, StoreUrl, Strategy, Timeouts,
@@ -337,7 +339,7 @@ pub(in crate::control) struct Admin {
 
 fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> AdminState {
     AdminState {
-        config: Arc::new(config),
+        config: Arc::new(ArcSwap::from_pointee(config)),
         store,
         owner: here(),
         metrics: Metrics::new(),

@@ -1,0 +1,165 @@
+//! The configuration as it changes: read anew, judged whole, and taken at once or not at all.
+//!
+//! SIGHUP asks for it, and so does a change of any file that the configuration was read from. Files are looked at
+//! every [`LOOK`] rather than watched: what Kubernetes swaps is a link above the file, and some file systems tell
+//! of nothing. A file that still changes is given time to settle, for half a file may well be valid.
+//!
+//! Requests under way keep what they began with. A configuration that cannot be taken changes nothing.
+
+use std::io::IsTerminal as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::signal::unix::Signal;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Change, Config, ConfigError};
+use crate::fleet::Fleet;
+use crate::metrics::Metrics;
+
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// How long a file must have stayed as it is.
+const SETTLE: Duration = Duration::from_millis(250);
+
+/// How often a file that goes on changing is given that time.
+const PATIENCE: usize = 20;
+
+/// Reads the configuration anew, and may block.
+pub type Load = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+
+/// Takes a new configuration into the running process, or says why it cannot.
+pub type Take = Box<dyn Fn(&Arc<Config>) -> Result<(), String> + Send + Sync>;
+
+/// Keeps the configuration current.
+pub struct Reload {
+    /// Reads it.
+    pub load: Load,
+    /// What counts now, for all who ask.
+    pub current: Arc<ArcSwap<Config>>,
+    /// Takes another one.
+    pub take: Take,
+    /// Tells the store.
+    pub fleet: Fleet,
+    /// Counts.
+    pub metrics: Metrics,
+}
+
+impl Reload {
+    /// The task; ends with `stop`. `hangup` is SIGHUP, `lost` is cancelled where it means that the terminal went
+    /// away on which lessor was started.
+    pub async fn run(self, mut hangup: Signal, stop: CancellationToken, lost: CancellationToken) {
+        let on_terminal = std::io::stderr().is_terminal();
+        let mut seen = self.stamps().await;
+        loop {
+            let asked = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = hangup.recv() => true,
+                () = tokio::time::sleep(LOOK) => false,
+            };
+            if asked && on_terminal && !std::io::stderr().is_terminal() {
+                lost.cancel();
+                return;
+            }
+            let mut now = self.stamps().await;
+            if now == seen && !asked {
+                continue;
+            }
+            for _ in 0..PATIENCE {
+                tokio::time::sleep(SETTLE).await;
+                let again = self.stamps().await;
+                if std::mem::replace(&mut now, again.clone()) == again {
+                    break;
+                }
+            }
+            self.reload().await;
+            // The new one may have other files. One that changed since is looked at again in a moment.
+            seen = if now.keys_are(&self.files()) { now } else { self.stamps().await };
+        }
+    }
+
+    async fn reload(&self) {
+        let load = self.load.clone();
+        let loaded = tokio::task::spawn_blocking(move || load()).await;
+        let taken = match loaded {
+            Ok(Ok(new)) => self.take(new).await,
+            Ok(Err(error)) => Err(error.to_string()),
+            // A panic's payload could be anything.
+            Err(_panic) => Err("it could not be read: a mistake of lessor's own".to_owned()),
+        };
+        self.metrics.reloaded(taken.is_ok());
+        if let Err(why) = taken {
+            tracing::error!("the configuration was not taken, and the old one is kept: {why}");
+        }
+    }
+
+    async fn take(&self, new: Config) -> Result<(), String> {
+        let Change { config, needs_restart, added, removed, rotated, changed, enabled, apps_removed } =
+            self.current.load().followed_by(new);
+        let config = Arc::new(config);
+        (self.take)(&config)?;
+        self.current.store(config.clone());
+        self.fleet.reintroduce(enabled);
+        for field in needs_restart {
+            tracing::warn!("{field} was changed; that counts from the next start");
+        }
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let list = |names: Vec<String>| names.join(" ");
+        let apps_removed: Vec<String> = apps_removed.iter().map(ToString::to_string).collect();
+        tracing::info!(
+            config = config.origin,
+            keys = config.keys.len(),
+            added = list(added),
+            removed = list(removed),
+            rotated = list(rotated),
+            changed = list(changed),
+            apps_removed = list(apps_removed),
+            "the configuration was taken"
+        );
+        Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.current.load().files.clone()
+    }
+
+    /// What tells one state of the files from another.
+    async fn stamps(&self) -> Stamps {
+        let files = self.files();
+        // A file system may be slow to answer.
+        tokio::task::spawn_blocking(move || Stamps::of(files)).await.unwrap_or_default()
+    }
+}
+
+/// The files, and of each, followed through all links, which it is and when it was changed; `None` where it
+/// cannot be looked at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Stamps(Vec<(PathBuf, Option<[i128; 5]>)>);
+
+impl Stamps {
+    fn of(files: Vec<PathBuf>) -> Self {
+        let stamp = |file: &PathBuf| {
+            let about = std::fs::metadata(file).ok()?;
+            let nanos = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+            Some([
+                i128::from(about.dev()),
+                i128::from(about.ino()),
+                i128::from(about.size()),
+                nanos(about.mtime(), about.mtime_nsec()),
+                nanos(about.ctime(), about.ctime_nsec()),
+            ])
+        };
+        Self(files.into_iter().map(|file| (file.clone(), stamp(&file))).collect())
+    }
+
+    fn keys_are(&self, files: &[PathBuf]) -> bool {
+        self.0.iter().map(|(file, _)| file).eq(files)
+    }
+}
