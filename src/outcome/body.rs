@@ -4,6 +4,7 @@ use std::io::Read;
 
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use http::{HeaderMap, header};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::MAX_BODY;
@@ -21,6 +22,22 @@ pub(super) enum Body {
     Text(String),
     /// Absent, cut off, garbage, or in a coding that is not decoded here: the status alone decides.
     Unreadable,
+    /// No rule and no wait looks into it.
+    NotAsked,
+}
+
+/// The same in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BodyKind {
+    /// Codes and phrases were looked for.
+    Json,
+    /// Phrases were.
+    Text,
+    /// It could not be read: absent, cut off, larger than [`super::MAX_BODY`], garbage, or in another coding.
+    Unreadable,
+    /// No rule and no wait looks into it.
+    NotAsked,
 }
 
 impl Body {
@@ -37,6 +54,16 @@ impl Body {
             Ok(value) => Self::Json(value),
             Err(_) if matches!(plain.first(), Some(b'{' | b'[')) => Self::Unreadable,
             Err(_) => Self::Text(String::from_utf8_lossy(plain).into_owned()),
+        }
+    }
+
+    /// What it turned out to be.
+    pub(super) fn kind(&self) -> BodyKind {
+        match self {
+            Self::Json(_) => BodyKind::Json,
+            Self::Text(_) => BodyKind::Text,
+            Self::Unreadable => BodyKind::Unreadable,
+            Self::NotAsked => BodyKind::NotAsked,
         }
     }
 
@@ -77,7 +104,7 @@ impl Body {
                 }
             }
             Self::Text(text) if fields.is_empty() => texts.push(text.as_str()),
-            Self::Text(_) | Self::Unreadable => {}
+            Self::Text(_) | Self::Unreadable | Self::NotAsked => {}
         }
         texts
     }
@@ -115,8 +142,40 @@ fn unpack(headers: &HeaderMap, bytes: &[u8]) -> Option<Vec<u8>> {
         b"gzip" | b"x-gzip" => bounded(MultiGzDecoder::new(bytes)),
         // RFC 9110 means zlib by it; some servers send the bare stream.
         b"deflate" => bounded(ZlibDecoder::new(bytes)).or_else(|| bounded(DeflateDecoder::new(bytes))),
+        b"br" => bounded(brotli_decompressor::Decompressor::new(bytes, 4096)),
+        b"zstd" => unpack_zstd(bytes),
         _ => None,
     }
+}
+
+/// The largest window of a zstd frame that a decoder has to have (RFC 9659). A frame that asks for more
+/// would have it allocated before its first byte is seen.
+const ZSTD_WINDOW: u64 = 8 << 20;
+
+fn unpack_zstd(bytes: &[u8]) -> Option<Vec<u8>> {
+    if zstd_window(bytes)? > ZSTD_WINDOW {
+        return None;
+    }
+    bounded(ruzstd::decoding::StreamingDecoder::new(bytes).ok()?)
+}
+
+/// The window that a frame's header asks for (RFC 8878, section 3.1.1.1); the whole of the content where it
+/// is said to be one segment.
+fn zstd_window(frame: &[u8]) -> Option<u64> {
+    let rest = frame.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?;
+    let (&about, rest) = rest.split_first()?;
+    let single_segment = about & 0x20 != 0;
+    if !single_segment {
+        let &window = rest.first()?;
+        let base = 1_u64 << (10 + (window >> 3));
+        return Some(base + base / 8 * u64::from(window & 7));
+    }
+    let dictionary = [0, 1, 2, 4][usize::from(about & 3)];
+    let size = [1, 2, 4, 8][usize::from(about >> 6)];
+    let field = rest.get(dictionary..dictionary + size)?;
+    let mut number = [0; 8];
+    number[..size].copy_from_slice(field);
+    Some(u64::from_le_bytes(number))
 }
 
 fn bounded(packed: impl Read) -> Option<Vec<u8>> {
