@@ -392,6 +392,17 @@ impl Outcome {
         announced.then(|| Self { class: Class::Rate, ..self.clone() })
     }
 
+    /// Who is resting by it: for some classes the scope that was read is wider or narrower than what the
+    /// answer proves.
+    pub fn blamed_scope(&self) -> Scope {
+        match (self.class, self.proven) {
+            (Class::Invalid, true) => Scope::Key,
+            (Class::Invalid, false) | (Class::Access | Class::Region, _) => Scope::KeyModel,
+            (Class::Overloaded, _) => Scope::ProviderModel,
+            _ => self.scope,
+        }
+    }
+
     /// Whether another key may serve what this one did not.
     pub fn wants_another_key(&self) -> bool {
         self.class.blames_key() || self.another_key

@@ -35,7 +35,7 @@ mod zero;
 
 pub use ca::CaFiles;
 pub use errors::{ConfigError, Mistake};
-pub use file::{load_app_token, load_file, load_listen, load_str};
+pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};
 pub use paths::PathPattern;
 pub use reading::{
     ANY_CODE, Counted, Origin, Rule, StatusRange, Until, Usage, UsagePlace, Wait, WaitFormat, WaitPlace,
