@@ -75,3 +75,69 @@ pub(super) fn days_since_epoch(year: i64, month: i64, day: i64) -> Option<i64> {
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     Some(365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719_468)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn from(at: &str, end: Until) -> Duration {
+        until(end, humantime::parse_rfc3339(at).unwrap()).unwrap()
+    }
+
+    fn hours(hours: u64) -> Duration {
+        Duration::from_hours(hours)
+    }
+
+    #[test]
+    fn a_day_ends_at_the_next_midnight() {
+        assert_eq!(from("2026-02-10T12:00:00Z", Until::DayEnd), hours(12));
+        assert_eq!(from("2026-02-10T00:00:00Z", Until::DayEnd), hours(24));
+    }
+
+    #[test]
+    fn a_day_in_california_ends_at_its_own_midnight_in_winter_in_summer_and_when_clocks_change() {
+        for (at, left) in [
+            ("2026-02-10T12:00:00Z", 20), // 04:00
+            ("2026-07-10T12:00:00Z", 19), // 05:00
+            ("2026-02-10T07:00:00Z", 1),
+            ("2026-02-10T08:00:00Z", 24),
+            // 8 March 2026: its day has 23 hours.
+            ("2026-03-08T08:00:00Z", 23),
+            ("2026-03-08T09:00:00Z", 22),
+            ("2026-03-08T10:00:00Z", 21),
+            ("2026-03-09T07:00:00Z", 24),
+            // 1 November 2026: its day has 25.
+            ("2026-11-01T07:00:00Z", 25),
+            ("2026-11-01T09:00:00Z", 23),
+            ("2026-11-02T08:00:00Z", 24),
+            // New year comes there last.
+            ("2026-12-31T23:00:00Z", 9),
+            ("2027-01-01T02:00:00Z", 6),
+            // The earliest and the latest Sundays.
+            ("2015-03-08T08:00:00Z", 23),
+            ("2027-03-14T08:00:00Z", 23),
+            ("2015-11-01T07:00:00Z", 25),
+            ("2027-11-07T07:00:00Z", 25),
+        ] {
+            assert_eq!(from(at, Until::PacificDayEnd), hours(left), "{at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_end_is_ahead_and_within_its_span(secs in 0_u64..300_000_000_000) {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(secs);
+            for (end, longest) in [
+                (Until::DayEnd, hours(24)),
+                (Until::PacificDayEnd, hours(25)),
+                (Until::MonthEnd, hours(31 * 24)),
+            ] {
+                if let Some(left) = until(end, at) {
+                    prop_assert!(!left.is_zero() && left <= longest, "{:?} {:?}", end, left);
+                }
+            }
+        }
+    }
+}

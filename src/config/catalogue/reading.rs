@@ -230,7 +230,7 @@ pub(super) fn compile_usage(raw: &[RawUsage], errors: &mut Vec<FieldError>) -> V
                 ),
             }
         }
-        if counts.is_empty() {
+        if places.iter().all(|(_, _, place)| place.is_none()) {
             refuse(errors, format!("usage.{i}.input"), "or another count must be given");
         }
         all.push(Usage { event: one.event.clone(), counts });

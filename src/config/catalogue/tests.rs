@@ -188,6 +188,22 @@ fn every_mistake_is_named_with_its_field() {
         ("rules = [{ status = 429, class = 'rate', proven = true }]", "rules.0.proven"),
         ("rules = [{ status = 429, class = 'rate', wait = 'soon' }]", "rules.0.wait"),
         ("rules = [{ status = 429, class = 'cancelled' }]", "rules.0.class"),
+        ("rules = [{ code = '*', class = 'rate' }]", "rules.0.field"),
+        ("rules = [{ phrase = 'x', field = 'header:x', class = 'rate' }]", "rules.0.field"),
+        ("rules = [{ code = 'x', field = 'header:a b', class = 'rate' }]", "rules.0.field"),
+        ("rules = [{ status = 429, class = 'rate', only_if_left = 'a b' }]", "rules.0.only_if_left"),
+        ("rules = [{ status = 429, class = 'rate', another_key = true }]", "rules.0.another_key"),
+        ("remove_rules = ['insufficient_quotas']", "remove_rules.0"),
+        ("remove_rules = ['429', '429']", "remove_rules.1"),
+        ("remove_waits = ['x-nothing']", "remove_waits.0"),
+        ("model_after = ['/models']", "model_after.0"),
+        ("model_after = ['/models/*']", "model_after.0"),
+        ("model_after = ['/*/*']", "model_after.0"),
+        ("model_field = 'a b'", "model_field"),
+        ("usage = [{}]", "usage.0.input"),
+        ("usage = [{ input = 'a b' }]", "usage.0.input"),
+        ("waits = [{ header = 'x', format = 'seconds', unless = 'x' }]", "waits.0.unless"),
+        ("waits = [{ phrase = 'x', format = 'rate_limit' }]", "waits.0.format"),
         ("waits = [{ format = 'millis' }]", "waits.0.header"),
         ("waits = [{ header = 'a b', format = 'millis' }]", "waits.0.header"),
         ("waits = [{ body = 'a', format = 'millis' }]", "waits.0.body"),
@@ -206,4 +222,10 @@ fn a_misspelt_field_is_refused_and_every_field_is_listed() {
         assert!(message.contains(&format!("`{field}`")), "{field}");
     }
     assert_eq!(message.matches('`').count() / 2, RawProvider::FIELDS.len() + 1);
+}
+
+#[test]
+fn every_provider_says_where_answers_count_what_they_used_save_those_whose_jobs_do() {
+    let silent: Vec<_> = builtin().values().filter(|p| p.usage.is_empty()).map(|p| p.name.as_str()).collect();
+    assert_eq!(silent, ["runway"]);
 }
