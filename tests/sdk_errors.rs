@@ -56,6 +56,7 @@ fn kind(sdk: &str, status: u16) -> &'static str {
         (_, 404) => "NotFoundError",
         (_, 429) => "RateLimitError",
         ("anthropic", 431) => "RequestHeaderFieldsTooLargeError",
+        ("anthropic", 501) => "HTTPNotImplementedError",
         ("anthropic", 503) => "ServiceUnavailableError",
         ("anthropic", 504) => "DeadlineExceededError",
         (_, 500..) => "InternalServerError",
