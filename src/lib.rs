@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod control;
+pub mod explain;
 pub mod fleet;
 pub mod forward;
 pub mod inject;

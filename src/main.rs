@@ -8,6 +8,7 @@ use lessor::config::{self, Config, ConfigError, Listen};
 use lessor::control::cli::{self, Cli, Command, Exit, Options};
 use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
+use lessor::explain::{self, Answer};
 use lessor::reload::Load;
 use lessor::{logs, process, run};
 
@@ -37,7 +38,8 @@ fn main() -> ExitCode {
             with_runtime(false, examined).unwrap_or(Exit::Failed.into())
         }
         Command::Version => cli::version(&cli.options),
-        Command::Check => check(&cli),
+        Command::Check(cli::Check { explain: Some(words) }) => explained(&cli, words),
+        Command::Check(_) => check(&cli),
         Command::Run => serve(&cli, &left),
         Command::Ask(_) => ask(cli),
     }
@@ -127,6 +129,39 @@ fn check(cli: &Cli) -> ExitCode {
         }
         Err(error) => refuse(&error.to_string(), Exit::Usage),
     }
+}
+
+/// `lessor check --explain PROVIDER STATUS [FILE]`.
+fn explained(cli: &Cli, words: &[String]) -> ExitCode {
+    let (Some(name), Some(status)) = (words.first(), words.get(1)) else { return Exit::Usage.into() };
+    let provider = match cli.options.config() {
+        Some(path) => match config::load_provider(path, name) {
+            Ok(provider) => provider,
+            Err(error) => return refuse(&error.to_string(), Exit::Usage),
+        },
+        None => config::catalogue::builtin().get(name.as_str()).cloned(),
+    };
+    let Some(provider) = provider else {
+        let why = format!("error: `{name}` is no provider of the catalogue or of --config FILE");
+        return refuse(&why, Exit::Usage);
+    };
+    let Ok(status) = status.parse() else {
+        return refuse(&format!("error: `{status}` is no status; it is three digits"), Exit::Usage);
+    };
+    let answer = words.get(2).map_or_else(|| Ok(Answer::default()), |file| Answer::load(file.as_ref()));
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(why) => return refuse(&format!("error: {why}"), Exit::Usage),
+    };
+    let found = explain::explain(&provider, status, &answer, std::time::SystemTime::now());
+    let page = if cli.options.json {
+        // A struct of texts and numbers: there is nothing in it that JSON could not say.
+        serde_json::to_string_pretty(&found).unwrap_or_default()
+    } else {
+        found.to_string().trim_end().to_owned()
+    };
+    say(&page);
+    Exit::Ok.into()
 }
 
 /// Runs `work` on a runtime of its own; `None`, said on stderr, when there can be none.

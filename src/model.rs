@@ -365,7 +365,8 @@ pub struct Outcome {
     pub class: Class,
     /// Who shares the limit.
     pub scope: Scope,
-    /// The wait the provider named, already bounded for its class; `None` when it named none.
+    /// The wait the provider named, already bounded for its class; `None` when it named none. With a
+    /// success: until then nothing remains (see [`Outcome::ahead`]).
     pub wait: Option<Duration>,
     /// For [`Class::Invalid`]: the answer names the *key* as bad, so it may not be used again until
     /// checked. Otherwise the key only rests and lessor's own check decides. Always true elsewhere.
@@ -374,12 +375,37 @@ pub struct Outcome {
     pub status: Option<u16>,
     /// The code or type in its body that decided, at most 64 bytes; never other body text.
     pub code: Option<Arc<str>>,
+    /// The key is not to blame, yet another one may serve the request.
+    pub another_key: bool,
 }
 
 impl Outcome {
     /// An outcome of `class` that carries no wait and blames at most the key.
     pub fn plain(class: Class, status: Option<u16>) -> Self {
-        Self { class, scope: Scope::Key, wait: None, proven: true, status, code: None }
+        Self { class, scope: Scope::Key, wait: None, proven: true, status, code: None, another_key: false }
+    }
+
+    /// The refusal that a success announces: nothing remains until a time, so the next request would only
+    /// be sent to hear that.
+    pub fn ahead(&self) -> Option<Self> {
+        let announced = self.class == Class::Success && self.wait.is_some();
+        announced.then(|| Self { class: Class::Rate, ..self.clone() })
+    }
+
+    /// Who is resting by it: for some classes the scope that was read is wider or narrower than what the
+    /// answer proves.
+    pub fn blamed_scope(&self) -> Scope {
+        match (self.class, self.proven) {
+            (Class::Invalid, true) => Scope::Key,
+            (Class::Invalid, false) | (Class::Access | Class::Region, _) => Scope::KeyModel,
+            (Class::Overloaded, _) => Scope::ProviderModel,
+            _ => self.scope,
+        }
+    }
+
+    /// Whether another key may serve what this one did not.
+    pub fn wants_another_key(&self) -> bool {
+        self.class.blames_key() || self.another_key
     }
 }
 

@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::EXPECT;
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, Version};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -34,8 +34,8 @@ use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
 use crate::model::{Class, Code, Fault, KeyId, Outcome, Scope, Site};
 use crate::route::ring::{ModelKnown, Ring, Wish};
-use crate::route::scan::{ModelScan, Scan};
-use crate::route::{Caller, From, ModelNeed, Plan, Route, Routes, Standing, model_can_be_read};
+use crate::route::scan::{BodyScan, Scan};
+use crate::route::{Caller, From, ModelNeed, Plan, Route, Routes, Standing};
 
 mod answers;
 mod body;
@@ -224,7 +224,7 @@ impl Rooms {
         let body = self.body(body, retry.max_body);
         let model = match route.model_in_path() {
             Some(model) => model,
-            None => read_model(route.model_need(&head.method, body.has_body()), &head.headers, &body).await?,
+            None => read_model(route, &head, &body).await?,
         };
         let wish = Wish::new(route.pool.clone(), model, route.pinned.clone());
         let mut choice = Choice::new(&self.ring, route.keys.clone(), wish);
@@ -261,10 +261,10 @@ impl Rooms {
             let outcome = reply.outcome().clone();
             in_use.report(outcome.clone(), &choice.wish().model);
             self.note(&in_use, &outcome);
-            if outcome.class.blames_key() {
+            if outcome.wants_another_key() {
                 leave_out(&mut choice, &in_use, &outcome);
             }
-            if last || choice.is_empty() || !goes_on(outgoing.method(), outcome.class) {
+            if last || choice.is_empty() || !goes_on(outgoing.method(), &outcome) {
                 return Ok(Served::Proxied(reply, Some(in_use)));
             }
             drop(in_use);
@@ -338,10 +338,15 @@ impl Rooms {
 
     /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
     fn note(&self, in_use: &InUse, outcome: &Outcome) {
+        let (provider, key) = (in_use.provider(), in_use.lease.key());
+        if let Some(wait) = outcome.wait.filter(|_| outcome.class == Class::Success) {
+            let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(%provider, %key, wait_ms, "the provider says that nothing remains until then");
+            self.metrics.cooldown(Class::Rate);
+        }
         if !Class::RESTS.contains(&outcome.class) {
             return;
         }
-        let (provider, key) = (in_use.provider(), in_use.lease.key());
         tracing::info!(
             %provider, %key, class = outcome.class.as_str(), status = outcome.status, code = outcome.code.as_deref(),
             wait_ms = outcome.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
@@ -407,9 +412,9 @@ impl Rooms {
     }
 }
 
-/// Whether a refusal of `class` is worth another key, or another try.
-fn goes_on(method: &Method, class: Class) -> bool {
-    class.blames_key() || (class == Class::Overloaded && method.is_idempotent())
+/// Whether a refusal is worth another key, or another try.
+fn goes_on(method: &Method, outcome: &Outcome) -> bool {
+    outcome.wants_another_key() || (outcome.class == Class::Overloaded && method.is_idempotent())
 }
 
 /// Takes out what this answer rules out for this request: the key, and its group where the limit is the
@@ -429,14 +434,14 @@ fn came_from(conn: &Conn) -> From {
 }
 
 /// Reads as much of the body as the model needs; what was read is kept for sending.
-async fn read_model(need: ModelNeed, headers: &HeaderMap, body: &Replay) -> Result<ModelKnown, Fault> {
+async fn read_model(route: &Route, head: &Parts, body: &Replay) -> Result<ModelKnown, Fault> {
+    let need = route.model_need(&head.method, body.has_body());
     if need == ModelNeed::None {
         return Ok(ModelKnown::NotNamed);
     }
-    if !model_can_be_read(headers) {
+    let Some(mut model) = BodyScan::of(&head.headers, &route.provider().model_field) else {
         return Ok(ModelKnown::Unreadable);
-    }
-    let mut model = ModelScan::default();
+    };
     let mut latest = Scan::Unsure;
     let read = body.read_ahead(|chunk| {
         latest = model.feed(chunk);

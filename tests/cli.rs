@@ -43,6 +43,70 @@ async fn help_shows_every_command() {
     assert!(unknown.stderr.contains("status"), "names the nearest: {}", unknown.stderr);
 }
 
+const QUOTA: &str = "HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\ncontent-type: application/json\r\n\r\n\
+    {\"error\":{\"message\":\"You exceeded your current quota.\",\"type\":\"insufficient_quota\",\"code\":\"insufficient_quota\"}}";
+
+#[tokio::test]
+async fn check_explains_a_saved_answer_with_the_rule_that_fires_and_what_would_follow() {
+    let home = Home::default();
+    std::fs::write(home.path().join("answer.txt"), QUOTA).unwrap();
+    let ran = home.run(&["check", "--explain", "openai", "429", "answer.txt"]).await;
+    for line in [
+        "openai answered 429",
+        "the catalogue's status 429 code insufficient_quota",
+        "class   quota",
+        "code    insufficient_quota",
+        "wait    7s, from header retry-after",
+        "the key's group is exhausted for 7s",
+        "another key is tried",
+    ] {
+        assert!(ran.ok().contains(line), "{line}: {}", ran.stdout);
+    }
+    let json = home.run(&["check", "--json", "--explain", "openai", "429", "answer.txt"]).await.json();
+    let said =
+        (&json["class"], &json["subject"], &json["wait_ms"], &json["rule"]["origin"], &json["another_key"]);
+    assert_eq!(said, (&"quota".into(), &"group".into(), &7000.into(), &"provider".into(), &true.into()));
+    // The status of the command line counts, and a body may come alone, by standard input, or not at all.
+    let other = home.run(&["check", "--json", "--explain", "openai", "503", "answer.txt"]).await.json();
+    assert_eq!((&other["class"], &other["status"]), (&"overloaded".into(), &503.into()));
+    let mut command = std::process::Command::new("sh");
+    let script =
+        "printf '%s' '{\"code\":\"invalid_api_key\"}' | \"$LESSOR\" check --json --explain openai 401 -";
+    command.args(["-c", script]).env("LESSOR", env!("CARGO_BIN_EXE_lessor"));
+    let bad = support::lessor::run(command).await.json();
+    assert_eq!(
+        (&bad["class"], &bad["proven"], &bad["wait_ms"]),
+        (&"invalid".into(), &true.into(), &().into())
+    );
+    let bare = home.run(&["check", "--json", "--explain", "openai", "429"]).await.json();
+    assert_eq!((&bare["class"], &bare["body"]), (&"rate".into(), &"unreadable".into()));
+}
+
+#[tokio::test]
+async fn check_explains_by_the_files_rules_without_its_secrets() {
+    let table = "[providers.openai]\nremove_rules = [\"insufficient_quota\"]\nremove_waits = [\"retry-after\"]\n\
+        rules = [{ status = [429], phrase = [\"current quota\"], class = \"overloaded\" }]\n";
+    let home = home_with(&format!("{table}{KEY}[providers.mine]\nbase_url = \"https://mine.example\"\n"));
+    std::fs::write(home.path().join("answer.txt"), QUOTA).unwrap();
+    let explain = async |args: &[&str]| {
+        home.run(&[&["check", "--config", "lessor.toml", "--json", "--explain"], args].concat()).await
+    };
+    let json = explain(&["openai", "429", "answer.txt"]).await.json();
+    let said = (&json["class"], &json["rule"]["origin"], &json["wait_ms"]);
+    assert_eq!(said, (&"overloaded".into(), &"user".into(), &().into()), "{json}");
+    assert_eq!(explain(&["mine", "402"]).await.json()["rule"]["origin"], "generic");
+    for (args, why) in [
+        (&["openia", "429"][..], "openia"),
+        (&["openai", "many"], "many"),
+        (&["openai", "429", "missing.txt"], "missing.txt"),
+        (&["openai"], "PROVIDER"),
+    ] {
+        let ran = explain(args).await;
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains(why), "{ran:?}");
+    }
+}
+
 #[tokio::test]
 async fn check_accepts_a_good_file_without_serving() {
     let home = home_with(KEY);

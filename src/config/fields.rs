@@ -71,6 +71,19 @@ const PROVIDER_INNER: &[&str] = &[
     "wait",
     "body",
     "only_if_zero",
+    "unless",
+    "only_if_left",
+    "another_key",
+    "event",
+    "input",
+    "output",
+    "total",
+    "cache_read",
+    "cache_write",
+    "reasoning",
+    "cost",
+    "characters",
+    "seconds",
 ];
 
 /// The fields of one table.

@@ -53,6 +53,17 @@ pub fn load_app_token(path: &Path, name: &str) -> Result<Option<Secret>, ConfigE
     Ok(token)
 }
 
+/// Reads only what is said of the provider `name`; `None` where neither the file nor the catalogue has it.
+/// Who tries a rule need not have the keys.
+pub fn load_provider(path: &Path, name: &str) -> Result<Option<Arc<Provider>>, ConfigError> {
+    let (file, text) = read_file(path)?;
+    let tree = parse(&text, &file)?;
+    let page = Page::new(Source::new(&file, &text, &tree), dir_of(path), &|_| None);
+    let providers = Providers::read(&page, &names_of(&Table::lenient_root(&page, &tree), "providers"));
+    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    Ok(providers.all.get(name).cloned())
+}
+
 fn read_file(path: &Path) -> Result<(String, String), ConfigError> {
     let name = path.display().to_string();
     let refuse = |problem: String| ConfigError { mistakes: vec![Mistake::of(&name, problem)] };

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AppName, Class, GroupName, KeyId, PoolName, ProviderName, Scope, Secret};
+use crate::model::{AppName, GroupName, KeyId, PoolName, ProviderName, Secret};
 
 mod ca;
 pub mod catalogue;
@@ -25,6 +25,7 @@ mod fields;
 mod file;
 mod paths;
 mod providers;
+mod reading;
 mod secrets;
 mod sections;
 mod store;
@@ -36,8 +37,11 @@ mod zero;
 pub use ca::CaFiles;
 pub use change::Change;
 pub use errors::{ConfigError, Mistake};
-pub use file::{load_app_token, load_file, load_listen, load_str};
+pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};
 pub use paths::PathPattern;
+pub use reading::{
+    ANY_CODE, Counted, Origin, Rule, StatusRange, Until, Usage, UsagePlace, Wait, WaitFormat, WaitPlace,
+};
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::{ORIGIN as ENVIRONMENT, from_environment};
 
@@ -367,14 +371,18 @@ pub struct Provider {
     pub rules: Vec<Rule>,
     /// Where waits are, in order; the first that can be read wins.
     pub waits: Vec<Wait>,
+    /// Where answers say what they used.
+    pub usage: Vec<Usage>,
     /// Paths that no leased key is sent to, in all readings of a path.
     pub deny_paths: Vec<PathPattern>,
     /// Exceptions from them.
     pub allow_paths: Vec<PathPattern>,
     /// Path prefixes known to need no model.
     pub no_model_paths: Vec<String>,
-    /// Parts of a path behind which the model stands (`/models/`), up to the next `/` or `:`.
-    pub model_after: Vec<String>,
+    /// Parts of a path behind which the model stands.
+    pub model_after: Vec<ModelAfter>,
+    /// The field of a JSON body or a form in which the model stands.
+    pub model_field: String,
     /// Prefixes of WebSocket subprotocols behind which a credential stands, as sent from browsers.
     pub subprotocols: Vec<String>,
     /// Its usual environment variables (`OPENAI_API_KEY`).
@@ -383,6 +391,15 @@ pub struct Provider {
     pub env_other: Vec<String>,
     /// The variables that tell its SDKs where it is.
     pub env_base_url: Vec<BaseUrlVariable>,
+}
+
+/// A part of a path behind which a model's name stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelAfter {
+    /// The part, from slash to slash: `/models/`.
+    pub part: String,
+    /// How many segments the name has, each up to the next `/` or `:`.
+    pub segments: usize,
 }
 
 /// A variable in which SDKs look for a provider's base URL.
@@ -445,83 +462,4 @@ pub struct Check {
     pub path: String,
     /// Headers it needs.
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
-}
-
-/// How one kind of answer is read. All conditions that are given must hold.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rule {
-    /// Statuses it is for; empty: any of 400 and above.
-    pub status: Vec<StatusRange>,
-    /// Exact values, one of which the body's code or type (see [`Rule::fields`]) must equal.
-    pub codes: Vec<String>,
-    /// Where `codes` and `phrases` are looked for: JSON pointers, such as `/error/code`, in which `*` stands
-    /// for every element of an array. Empty: phrases are looked for in the whole body.
-    pub fields: Vec<String>,
-    /// Phrases, one of which the body must contain (ASCII case ignored). One that begins with `^` must
-    /// begin a string of the body, where no words of the caller's stand.
-    pub phrases: Vec<String>,
-    /// What it means.
-    pub class: Class,
-    /// Who shares the limit.
-    pub scope: Scope,
-    /// The answer names the key itself (see [`crate::model::Outcome::proven`]).
-    pub proven: bool,
-    /// The wait when the answer names none.
-    pub wait: Option<Duration>,
-    /// The same, where it is a date of the calendar.
-    pub until: Option<Until>,
-}
-
-/// A time that providers mean without naming it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Until {
-    /// The first of the next month, 00:00 UTC: when monthly limits begin anew.
-    MonthEnd,
-}
-
-/// An inclusive range of statuses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatusRange(pub u16, pub u16);
-
-/// Where an answer says how long to wait.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wait {
-    /// A header's name, or a JSON pointer into the body (starts with `/`), or `text:` and a phrase after
-    /// which the duration stands.
-    pub from: WaitPlace,
-    /// How it is written.
-    pub format: WaitFormat,
-    /// A header that must be 0 for this one to count ("time to a full bucket").
-    pub only_if_zero: Option<http::HeaderName>,
-    /// The classes it counts for; empty: all that can wait.
-    pub classes: Vec<Class>,
-}
-
-/// Where a wait stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WaitPlace {
-    /// In a header.
-    Header(http::HeaderName),
-    /// At a JSON pointer.
-    Body(String),
-    /// After a phrase in the body.
-    Phrase(String),
-}
-
-/// How a wait is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WaitFormat {
-    /// Seconds, or an HTTP date.
-    RetryAfter,
-    /// Milliseconds.
-    Millis,
-    /// Seconds, fractions allowed.
-    Seconds,
-    /// `6m0s`, `120ms`, `1h2m3.5s`, or bare seconds.
-    Duration,
-    /// RFC 3339.
-    Rfc3339,
-    /// Seconds or ms since the epoch, told apart by size; small numbers are seconds from now.
-    Epoch,
 }

@@ -35,6 +35,7 @@ Examples:
   OPENAI_API_KEY=sk-… lessor run            serve with no configuration file
   lessor run --config config/lessor.toml    serve by a file
   lessor check --config config/lessor.toml  look for mistakes in it, serve nothing
+  lessor check --explain openai 429 answer.txt   what this answer would do to its key
   lessor status                             pools, keys, live leases, cooldowns and why
   lessor keys disable openai/openai-a       lend this key no more
   lessor leases list --json                 what the admin API says
@@ -154,8 +155,8 @@ impl Options {
 pub enum Command {
     /// Serve until told to stop.
     Run,
-    /// Look for mistakes in the configuration; serve nothing.
-    Check,
+    /// Look for mistakes in the configuration, or read a saved answer by its rules; serve nothing.
+    Check(Check),
     /// Run a command with everything set that takes it through lessor, and no key; starts a sidecar
     /// for it where none runs.
     Exec(Exec),
@@ -173,6 +174,15 @@ pub enum Command {
     /// Something that a running sidecar is asked.
     #[command(flatten)]
     Ask(Ask),
+}
+
+/// `lessor check …`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Say which rule an answer of a provider falls under, and what would follow. FILE is a saved answer
+    /// (as `curl -i` prints it) or its body alone, `-` is standard input; STATUS counts, whatever FILE says.
+    #[arg(long, num_args = 2..=3, value_names = ["PROVIDER", "STATUS", "FILE"])]
+    pub explain: Option<Vec<String>>,
 }
 
 /// What a running sidecar is asked.

@@ -300,6 +300,7 @@ impl Lease {
     /// Says what the answer told about the key. The first call counts. It begins at once and off the
     /// caller's path; the release in `Drop` happens after it. What has no effect is not sent: a success
     /// that clears nothing, and (but for a probe) the caller's mistakes, cancellations and broken networks.
+    /// A success that announces a refusal is followed by that.
     pub fn report(&mut self, outcome: Outcome, model: Option<&ModelName>, group: Option<&GroupName>) {
         if std::mem::replace(&mut self.reported, true) {
             return;
@@ -309,10 +310,7 @@ impl Lease {
             Class::Caller | Class::Cancelled | Class::Network => false,
             _ => true,
         };
-        if !(has_effect || self.probe) {
-            return;
-        }
-        let report = Report {
+        let report = |outcome| Report {
             provider: self.station.provider.clone(),
             key: self.hold.key.clone(),
             group: group.cloned(),
@@ -322,7 +320,14 @@ impl Lease {
             model: model.cloned(),
             outcome,
         };
-        self.reporting = settle::report(self.leases.inner(), report);
+        // A success lifts what rested; what it announces rests only after that.
+        let ahead = outcome.ahead();
+        let said = (has_effect || self.probe).then_some(outcome);
+        let reports: Vec<Report> = said.into_iter().chain(ahead).map(report).collect();
+        if reports.is_empty() {
+            return;
+        }
+        self.reporting = settle::report(self.leases.inner(), reports);
     }
 
     /// Ready once the lease may not be used any more; pending for ever where it runs on

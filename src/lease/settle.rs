@@ -41,13 +41,15 @@ fn begin(inner: &Inner, tracker: &TaskTracker, mut work: Settling) {
     }
 }
 
-/// `None` when it is done already.
-pub(super) fn report(inner: &Arc<Inner>, report: Report) -> Option<oneshot::Receiver<()>> {
+/// One after the other. `None` when it is done already.
+pub(super) fn report(inner: &Arc<Inner>, reports: Vec<Report>) -> Option<oneshot::Receiver<()>> {
     let (done, mut reporting) = oneshot::channel();
     let shared = Arc::clone(inner);
     let work = async move {
         let until = Instant::now() + REPORT_LIMIT;
-        insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await;
+        for report in reports {
+            insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await;
+        }
         let _ = done.send(()); // nobody listens when the lease runs on
     };
     begin(inner, &inner.reports, Box::pin(work));

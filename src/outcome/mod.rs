@@ -14,6 +14,7 @@
 //! once" is the class's own first wait, which doubles, and no answer can make lessor hammer a provider.
 
 mod body;
+mod calendar;
 mod rules;
 mod waits;
 
@@ -22,22 +23,23 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, StatusCode};
 
 use self::body::Body;
-use crate::config::{Provider, WaitPlace};
+pub use self::body::BodyKind;
+use crate::config::{Provider, Rule, Wait, WaitPlace};
 use crate::model::{Class, Outcome, Scope};
 
 /// How much of a refusal's body is looked at, before and after decoding.
 pub const MAX_BODY: usize = 65536;
 
-/// Whether the body of an answer with `status` can change what the answer means, so that it must be held
-/// back and read. Below 400 it never does.
-pub fn needs_body(provider: &Provider, status: StatusCode) -> bool {
+/// Whether the body of an answer can change what the answer means, so that it must be held back and read.
+/// Below 400 it never does.
+pub fn needs_body(provider: &Provider, status: StatusCode, headers: &HeaderMap) -> bool {
     if status.as_u16() < 400 {
         return false;
     }
-    let rule_reads_it =
-        provider.rules.iter().any(|rule| rules::reads_body(rule) && rules::fits(rule, status));
+    let fits = |rule: &&Rule| rules::fits(rule, status, headers);
+    let rule_reads_it = provider.rules.iter().filter(fits).any(rules::reads_body);
     let wait_is_in_it = || {
-        let class = rules::by_status(provider, status).map_or(Class::Network, |rule| rule.class);
+        let class = rules::by_status(provider, status, headers).map_or(Class::Network, |rule| rule.class);
         provider.waits.iter().any(|wait| {
             !matches!(wait.from, WaitPlace::Header(_))
                 && waits::longest(class).is_some()
@@ -45,6 +47,19 @@ pub fn needs_body(provider: &Provider, status: StatusCode) -> bool {
         })
     };
     rule_reads_it || wait_is_in_it()
+}
+
+/// An answer that was read, and by what.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    /// What it says.
+    pub outcome: Outcome,
+    /// The rule that decided; none for a success, nor for a status that is nobody's.
+    pub rule: Option<&'a Rule>,
+    /// Where the wait was found; `None` where there is none, or the rule gave it.
+    pub wait: Option<&'a Wait>,
+    /// What its body turned out to be.
+    pub body: BodyKind,
 }
 
 /// What an answer says about the key it was had with. `body` may be cut off at [`MAX_BODY`], and empty
@@ -56,26 +71,59 @@ pub fn read(
     body: &[u8],
     now: SystemTime,
 ) -> Outcome {
+    reading(provider, status, headers, body, now).outcome
+}
+
+/// The same, and by what it was found.
+pub fn reading<'a>(
+    provider: &'a Provider,
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &[u8],
+    now: SystemTime,
+) -> Reading<'a> {
     if status.as_u16() < 400 {
-        return Outcome::plain(Class::Success, Some(status.as_u16()));
+        return success(provider, status, headers, now);
     }
-    let body = if needs_body(provider, status) { Body::decode(headers, body) } else { Body::Unreadable };
-    let Some(hit) = rules::find(provider, status, &body) else {
+    let body =
+        if needs_body(provider, status, headers) { Body::decode(headers, body) } else { Body::NotAsked };
+    let Some(hit) = rules::find(provider, status, headers, &body) else {
         // Statuses past 599 are nobody's: no usable answer came.
-        return Outcome::plain(Class::Network, Some(status.as_u16()));
+        let outcome = Outcome::plain(Class::Network, Some(status.as_u16()));
+        return Reading { outcome, rule: None, wait: None, body: body.kind() };
     };
     let rule = hit.rule;
     let named = waits::named(provider, rule.class, headers, &body, now);
     // Who shares a limit is a question only where there is one.
     let limits = rule.class.blames_key() || rule.class == Class::Overloaded;
-    Outcome {
+    let outcome = Outcome {
         class: rule.class,
-        wait: named.or_else(|| waits::of_rule(rule, headers, now)),
+        wait: named.map(|(_, wait)| wait).or_else(|| waits::of_rule(rule, headers, now)),
         scope: if limits { rule.scope } else { Scope::Key },
         proven: rule.proven || rule.class != Class::Invalid,
         status: Some(status.as_u16()),
         code: hit.code.and_then(rules::evidence),
+        another_key: rule.another_key,
+    };
+    Reading { outcome, rule: Some(rule), wait: named.map(|(place, _)| place), body: body.kind() }
+}
+
+/// A success, and perhaps a word on what comes next: nothing remains until a time. Its scope is then that of
+/// the provider's plain rate limit.
+fn success<'a>(
+    provider: &'a Provider,
+    status: StatusCode,
+    headers: &HeaderMap,
+    now: SystemTime,
+) -> Reading<'a> {
+    let mut outcome = Outcome::plain(Class::Success, Some(status.as_u16()));
+    let ahead = if status.is_success() { waits::ahead(provider, headers, now) } else { None };
+    if let Some((_, wait)) = ahead {
+        let limit = rules::by_status(provider, StatusCode::TOO_MANY_REQUESTS, headers);
+        outcome.scope = limit.filter(|rule| rule.class == Class::Rate).map_or(Scope::Key, |rule| rule.scope);
+        outcome.wait = Some(wait);
     }
+    Reading { outcome, rule: None, wait: ahead.map(|(place, _)| place), body: BodyKind::NotAsked }
 }
 
 /// The wait that an answer of `class` names, bounded for that class; `None` where it names none, or where
@@ -87,7 +135,7 @@ pub fn wait(
     body: &[u8],
     now: SystemTime,
 ) -> Option<Duration> {
-    waits::named(provider, class, headers, &Body::decode(headers, body), now)
+    waits::named(provider, class, headers, &Body::decode(headers, body), now).map(|(_, wait)| wait)
 }
 
 /// The longest wait that an answer of `class` can name; `None` for a class that waits for nothing.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 
 use super::body::{Body, scalar};
-use crate::config::{Provider, Rule};
+use super::waits;
+use crate::config::{ANY_CODE, Provider, Rule};
 
 /// The rule that decided, and the code in the body by which it did.
 pub(super) struct Hit<'a> {
@@ -14,12 +15,17 @@ pub(super) struct Hit<'a> {
 }
 
 /// The first rule that fits: of those with codes, else of those with phrases, else of those with neither.
-pub(super) fn find<'a>(provider: &'a Provider, status: StatusCode, body: &Body) -> Option<Hit<'a>> {
-    let fitting = || provider.rules.iter().filter(|rule| fits(rule, status));
+pub(super) fn find<'a>(
+    provider: &'a Provider,
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &Body,
+) -> Option<Hit<'a>> {
+    let fitting = || provider.rules.iter().filter(|rule| fits(rule, status, headers));
     let by_code = || {
         fitting().filter(|rule| !rule.codes.is_empty()).find_map(|rule| {
-            let code = code_of(rule, body)?;
-            says(rule, body).then_some(Hit { rule, code: Some(code) })
+            let code = code_of(rule, headers, body)?;
+            says(rule, body).then_some(Hit { rule, code: Some(code).filter(|code| *code != ANY_CODE) })
         })
     };
     let by_phrase = || {
@@ -27,32 +33,47 @@ pub(super) fn find<'a>(provider: &'a Provider, status: StatusCode, body: &Body) 
             fitting().find(|rule| rule.codes.is_empty() && !rule.phrases.is_empty() && says(rule, body))?;
         Some(Hit { rule, code: None })
     };
-    let by_status = || by_status(provider, status).map(|rule| Hit { rule, code: None });
+    let by_status = || by_status(provider, status, headers).map(|rule| Hit { rule, code: None });
     by_code().or_else(by_phrase).or_else(by_status)
 }
 
 /// The rule for `status` when the body tells nothing.
-pub(super) fn by_status(provider: &Provider, status: StatusCode) -> Option<&Rule> {
-    provider.rules.iter().find(|rule| !reads_body(rule) && fits(rule, status))
+pub(super) fn by_status<'a>(
+    provider: &'a Provider,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> Option<&'a Rule> {
+    let asks_status_alone = |rule: &&Rule| rule.codes.is_empty() && rule.phrases.is_empty();
+    provider.rules.iter().filter(asks_status_alone).find(|rule| fits(rule, status, headers))
 }
 
-/// Whether the rule is for `status`.
-pub(super) fn fits(rule: &Rule, status: StatusCode) -> bool {
+/// Whether the rule is for answers with such a head.
+pub(super) fn fits(rule: &Rule, status: StatusCode, headers: &HeaderMap) -> bool {
     let status = status.as_u16();
-    rule.status.is_empty() || rule.status.iter().any(|range| (range.0..=range.1).contains(&status))
+    (rule.status.is_empty() || rule.status.iter().any(|range| (range.0..=range.1).contains(&status)))
+        && rule.only_if_left.iter().all(|name| waits::number(headers, name).is_some_and(|left| left > 0.0))
 }
 
 /// Whether the rule looks into the body.
 pub(super) fn reads_body(rule: &Rule) -> bool {
-    !rule.codes.is_empty() || !rule.phrases.is_empty()
+    !rule.phrases.is_empty() || rule.fields.iter().any(|field| field.starts_with('/'))
 }
 
-/// The rule's code that the body has in one of the rule's fields. It is the rule's own text that is handed
-/// on, never the body's, so no secret that a provider echoes gets out by this way.
-fn code_of<'a>(rule: &'a Rule, body: &Body) -> Option<&'a str> {
-    let values: Vec<String> =
-        rule.fields.iter().flat_map(|field| body.at(field)).filter_map(scalar).collect();
-    rule.codes.iter().find(|code| values.contains(code)).map(String::as_str)
+/// The rule's code that the answer has in one of the rule's fields. It is the rule's own text that is handed
+/// on, never the answer's, so no secret that a provider echoes gets out by this way.
+fn code_of<'a>(rule: &'a Rule, headers: &HeaderMap, body: &Body) -> Option<&'a str> {
+    let (pointers, names): (Vec<&String>, Vec<&String>) =
+        rule.fields.iter().partition(|field| field.starts_with('/'));
+    let in_body = pointers.into_iter().flat_map(|field| body.at(field)).filter_map(scalar);
+    // AWS writes the place of its error's definition behind a colon.
+    let in_head = names.into_iter().filter_map(|field| field.strip_prefix("header:"));
+    let in_head = in_head.filter_map(|name| headers.get(name)?.to_str().ok());
+    let in_head = in_head.filter_map(|text| text.split(':').next()).map(|text| text.trim().to_owned());
+    let values: Vec<String> = in_body.chain(in_head).filter(|text| !text.is_empty()).collect();
+    let has = |code: &&String| {
+        if *code == ANY_CODE { !values.is_empty() } else { values.contains(code) }
+    };
+    rule.codes.iter().find(has).map(String::as_str)
 }
 
 /// Whether the body has one of the rule's phrases; a rule without phrases asks for none. Beside codes,

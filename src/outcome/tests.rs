@@ -340,14 +340,20 @@ fn below_400_every_answer_is_a_success_and_no_body_is_read() {
             let outcome =
                 read_at(&provider(name.as_str()), status, "retry-after: 9", openai!("", "invalid_api_key"));
             assert_eq!(outcome, Outcome::plain(Class::Success, Some(status)));
-            assert!(!needs_body(&provider(name.as_str()), StatusCode::from_u16(status).unwrap()));
+            assert!(!needs_body(
+                &provider(name.as_str()),
+                StatusCode::from_u16(status).unwrap(),
+                &HeaderMap::new()
+            ));
         }
     }
 }
 
 #[test]
 fn a_body_is_asked_for_exactly_where_it_can_change_the_word() {
-    let needs = |provider: &Provider, status| needs_body(provider, StatusCode::from_u16(status).unwrap());
+    let needs = |provider: &Provider, status| {
+        needs_body(provider, StatusCode::from_u16(status).unwrap(), &HeaderMap::new())
+    };
     let openai = provider("openai");
     for status in [401, 403, 404, 429, 500, 503] {
         assert!(needs(&openai, status), "{status}");
@@ -438,7 +444,7 @@ fn a_packed_body_is_read_and_a_broken_one_falls_to_its_status() {
 
 #[test]
 fn each_way_of_writing_a_wait_is_parsed_whole_or_not_at_all() {
-    use WaitFormat::{Duration as Dur, Epoch, Millis, RetryAfter, Rfc3339, Seconds};
+    use WaitFormat::{Duration as Dur, Epoch, Millis, RateLimit, RetryAfter, Rfc3339, Seconds};
     let ms = |format, text: &str| waits::parse(text, format, now()).map(|wait| wait.as_millis());
     for (format, text, meant) in [
         (RetryAfter, "7", 7_000),
@@ -462,6 +468,8 @@ fn each_way_of_writing_a_wait_is_parsed_whole_or_not_at_all() {
         (Rfc3339, "2026-02-10T11:30:02-00:30", 2_000),
         (Rfc3339, "2026-02-11", 43_200_000),
         (Rfc3339, "2028-02-29T12:00:00Z", 64_713_600_000),
+        (RateLimit, "\"api\";r=0;t=55", 55_000),
+        (RateLimit, "\"a\";r=0;t=5, \"b\";t=9;r=0, \"c\";r=1;t=99", 9_000),
         (Epoch, "55", 55_000),
         (Epoch, "1770724810", 10_000),
         (Epoch, "1770724810250", 10_250),
@@ -500,6 +508,12 @@ fn each_way_of_writing_a_wait_is_parsed_whole_or_not_at_all() {
         (Rfc3339, "2026-03-01T00:00:00Z, x"),
         (Rfc3339, "2026-02-10T11:00:00Z"),
         (Rfc3339, "1770724810"),
+        (RateLimit, "\"api\";r=1;t=55"),
+        (RateLimit, "\"api\";r=-0;t=55"),
+        (RateLimit, "\"api\";r=0"),
+        (RateLimit, "\"api\";r=0;t=-5"),
+        (RateLimit, "r=0, t=55"),
+        (RateLimit, "55"),
         (Epoch, "-1"),
         (Epoch, "0"),
         (Epoch, "1770724700"),
@@ -634,6 +648,85 @@ fn a_month_ends_on_the_first_of_the_next_in_every_month() {
     }
 }
 
+#[test]
+fn a_success_that_says_nothing_remains_announces_a_rate_limit_until_the_last_end() {
+    let openai = provider("openai");
+    let both = "x-ratelimit-remaining-requests: 0|x-ratelimit-reset-requests: 2s\
+        |x-ratelimit-remaining-tokens: 0|x-ratelimit-reset-tokens: 8.64s";
+    let outcome = read_at(&openai, 200, both, "");
+    assert_eq!((outcome.class, outcome.wait), (Class::Success, Some(Duration::from_millis(8640))));
+    let ahead = outcome.ahead().unwrap();
+    assert_eq!((ahead.class, ahead.scope, ahead.wait), (Class::Rate, Scope::GroupModel, outcome.wait));
+    for (status, lines, wait) in [
+        // bounded as a refusal's wait is
+        (200, "x-ratelimit-remaining-requests: 0|x-ratelimit-reset-requests: 20m", Some(600)),
+        (200, "x-ratelimit-remaining-requests: 0|x-ratelimit-reset-requests: 20h", Some(72_000)),
+        (201, "x-ratelimit-remaining-requests: 0|x-ratelimit-reset-requests: 3s", Some(3)),
+        // no word of an end
+        (200, "x-ratelimit-remaining-requests: 1|x-ratelimit-reset-requests: 20m", None),
+        (200, "x-ratelimit-remaining-requests: -1|x-ratelimit-reset-requests: 20m", None),
+        (200, "x-ratelimit-remaining-requests: 0", None),
+        (200, "retry-after: 20", None),
+        // no success
+        (304, "x-ratelimit-remaining-requests: 0|x-ratelimit-reset-requests: 3s", None),
+    ] {
+        assert_eq!(
+            read_at(&openai, status, lines, "").wait,
+            wait.map(Duration::from_secs),
+            "{status} {lines}"
+        );
+    }
+    let lines = "x-ratelimit-remaining-requests: 0|x-ratelimit-reset-requests: 3s";
+    let own = own("rules = [{ status = 429, class = 'quota', scope = 'group' }]");
+    assert_eq!(read_at(&own, 200, lines, "").ahead().unwrap().scope, Scope::Key);
+    assert_eq!(read_at(&own, 200, "", "").ahead(), None);
+}
+
+#[test]
+fn a_code_may_stand_in_a_header_and_then_no_body_is_asked_for() {
+    let own = own("rules = [{ status = 400, code = 'Throttled', field = 'header:x-error', class = 'rate' }]");
+    holds(
+        &own,
+        &[
+            (400, "x-error: Throttled", "", "rate key -"),
+            (400, "x-error: Throttled:http://place", "", "rate key -"),
+            (400, "x-error: NotThrottled", "", "caller key -"),
+            (400, "", r#"{"x-error":"Throttled"}"#, "caller key -"),
+        ],
+    );
+    assert!(!needs_body(&own, StatusCode::BAD_REQUEST, &HeaderMap::new()));
+}
+
+#[test]
+fn what_the_user_removes_no_longer_counts() {
+    let of = |toml: &str| {
+        let raw: RawProvider = toml::from_str(toml).unwrap();
+        raw.compile(&ProviderName::parse("openai").unwrap(), Some(&provider("openai"))).unwrap()
+    };
+    let quota = openai!("insufficient_quota", "insufficient_quota");
+    let spent = openai!("x", "credit_balance_exhausted");
+    let less = of("remove_rules = ['insufficient_quota', '500']");
+    holds(
+        &less,
+        &[
+            (429, "", quota, "rate group_model -"),
+            (429, "", spent, "quota group -"),
+            (500, "", "", "network key -"),
+            (503, "", "", "overloaded provider_model -"),
+        ],
+    );
+    let none = of("remove_rules = ['*']\nrules = [{ status = 429, class = 'caller' }]");
+    holds(&none, &[(429, "", quota, "caller key -"), (401, "", "", "network key -")]);
+    let waits = of("remove_waits = ['Retry-After', 'try again in']");
+    let text = openai!("tokens", "rate_limit_exceeded", "Please try again in 9s.");
+    let lines = "retry-after: 7";
+    holds(
+        &waits,
+        &[(429, lines, text, "rate group_model -"), (429, "retry-after-ms: 5", "", "rate group_model 5ms")],
+    );
+    holds(&of("remove_waits = ['*']"), &[(429, "retry-after-ms: 5", text, "rate group_model -")]);
+}
+
 /// Header values near what providers write, and far from it.
 fn header_value() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
@@ -645,6 +738,7 @@ fn header_value() -> impl Strategy<Value = Vec<u8>> {
         proptest::collection::vec(any::<u8>(), 0..40),
         Just(b"0".to_vec()),
         Just(b"gzip".to_vec()),
+        "\"a\";r=[0-9-]{1,3};t=[0-9.-]{1,12}".prop_map(String::into_bytes),
     ]
 }
 
@@ -660,6 +754,8 @@ fn header_name() -> impl Strategy<Value = &'static str> {
         "x-ratelimit-remaining-requests",
         "x-ratelimit-reset-tokens",
         "x-ratelimit-remaining-tokens",
+        "ratelimit",
+        "anthropic-ratelimit-unified-status",
         "anthropic-ratelimit-tokens-reset",
         "anthropic-ratelimit-tokens-remaining",
         "anthropic-ratelimit-unified-reset",
@@ -709,8 +805,10 @@ proptest! {
         prop_assert!(outcome.proven || outcome.class == Class::Invalid);
         if let Some(wait) = outcome.wait {
             prop_assert!(!wait.is_zero());
-            prop_assert!(Some(wait) <= longest_wait(outcome.class));
-            prop_assert!(outcome.class != Class::Rate || wait <= Duration::from_mins(10) || wait > Duration::from_hours(1));
+            // What a success announces is a rate limit.
+            let class = outcome.ahead().map_or(outcome.class, |ahead| ahead.class);
+            prop_assert!(Some(wait) <= longest_wait(class));
+            prop_assert!(class != Class::Rate || wait <= Duration::from_mins(10) || wait > Duration::from_hours(1));
         }
         for class in [Class::Rate, Class::Quota, Class::Overloaded, Class::Caller] {
             let wait = wait(&provider, class, &headers, &body, now);
@@ -728,6 +826,7 @@ proptest! {
             WaitFormat::Duration,
             WaitFormat::Rfc3339,
             WaitFormat::Epoch,
+            WaitFormat::RateLimit,
         ] {
             prop_assert_ne!(waits::parse(&text, format, now), Some(Duration::ZERO));
         }

@@ -8,12 +8,12 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, header};
 
 use super::body::{Body, scalar};
-use crate::config::{Provider, Rule, Until, Wait, WaitFormat, WaitPlace};
+use super::calendar::{self, days_since_epoch};
+use crate::config::{Provider, Rule, Wait, WaitFormat, WaitPlace};
 use crate::model::Class;
 
 const MINUTE: Duration = Duration::from_mins(1);
 const HOUR: Duration = Duration::from_hours(1);
-const DAY: Duration = Duration::from_hours(24);
 
 /// No wait is longer: a month's window and a day, for time zones.
 const LONGEST: Duration = Duration::from_hours(32 * 24);
@@ -36,24 +36,59 @@ pub(super) fn counts(wait: &Wait, class: Class) -> bool {
     wait.classes.is_empty() || wait.classes.contains(&class)
 }
 
-/// The first wait the answer names, bounded for its class.
-pub(super) fn named(
-    provider: &Provider,
+/// The wait the answer names, bounded for its class, and where. The first place that can be read counts; of
+/// limits that are used up, the one that is so for longest.
+pub(super) fn named<'a>(
+    provider: &'a Provider,
     class: Class,
     headers: &HeaderMap,
     body: &Body,
     now: SystemTime,
-) -> Option<Duration> {
-    let longest = longest(class)?;
+) -> Option<(&'a Wait, Duration)> {
+    longest(class)?;
     let sent = sent_at(headers, now);
-    let named = provider
-        .waits
-        .iter()
-        .filter(|wait| {
-            counts(wait, class) && wait.only_if_zero.as_ref().is_none_or(|name| is_zero(headers, name))
-        })
-        .find_map(|wait| at(wait, headers, body, sent))?;
-    let bound = if class == Class::Rate && named <= HOUR { RATE } else { longest };
+    let first = found(provider, class, headers, body, sent).next()?;
+    let (place, named) = if first.0.tells_of_an_end() {
+        let ends = found(provider, class, headers, body, sent).filter(|(wait, _)| wait.tells_of_an_end());
+        ends.max_by_key(|(_, named)| *named)?
+    } else {
+        first
+    };
+    Some((place, bounded(class, named)?))
+}
+
+/// Until when an answer that refuses nothing says that nothing remains, bounded as a rate limit.
+pub(super) fn ahead<'a>(
+    provider: &'a Provider,
+    headers: &HeaderMap,
+    now: SystemTime,
+) -> Option<(&'a Wait, Duration)> {
+    let sent = sent_at(headers, now);
+    let ends = found(provider, Class::Rate, headers, &Body::NotAsked, sent);
+    let (place, named) = ends.filter(|(wait, _)| wait.tells_of_an_end()).max_by_key(|(_, named)| *named)?;
+    Some((place, bounded(Class::Rate, named)?))
+}
+
+/// Every wait that counts for `class` and can be read, in order.
+fn found<'a>(
+    provider: &'a Provider,
+    class: Class,
+    headers: &HeaderMap,
+    body: &Body,
+    sent: SystemTime,
+) -> impl Iterator<Item = (&'a Wait, Duration)> {
+    let counts = move |wait: &&Wait| {
+        counts(wait, class)
+            && wait.only_if_zero.as_ref().is_none_or(|name| number(headers, name) == Some(0.0))
+            && !wait.unless.as_ref().is_some_and(|(name, value)| {
+                headers.get(name).is_some_and(|said| said.as_bytes().starts_with(value.as_bytes()))
+            })
+    };
+    provider.waits.iter().filter(counts).filter_map(move |wait| Some((wait, at(wait, headers, body, sent)?)))
+}
+
+fn bounded(class: Class, named: Duration) -> Option<Duration> {
+    let bound = if class == Class::Rate && named <= HOUR { RATE } else { longest(class)? };
     Some(named.min(bound))
 }
 
@@ -61,9 +96,7 @@ pub(super) fn named(
 /// no class bounds it.
 pub(super) fn of_rule(rule: &Rule, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     longest(rule.class)?;
-    let until = || match rule.until? {
-        Until::MonthEnd => whole_ms(month_end(sent_at(headers, now))?),
-    };
+    let until = || calendar::until(rule.until?, sent_at(headers, now)).and_then(whole_ms);
     rule.wait.or_else(until).map(|wait| wait.min(LONGEST))
 }
 
@@ -73,9 +106,10 @@ fn sent_at(headers: &HeaderMap, now: SystemTime) -> SystemTime {
     date.and_then(|text| httpdate::parse_http_date(text).ok()).unwrap_or(now)
 }
 
-fn is_zero(headers: &HeaderMap, name: &http::HeaderName) -> bool {
-    let text = headers.get(name).and_then(|value| value.to_str().ok());
-    text.and_then(|text| decimal(text.trim())).is_some_and(|left| left == 0.0)
+/// What a header counts: digits with perhaps a fraction. A negative number, which Azure writes where it knows
+/// none, is no number.
+pub(super) fn number(headers: &HeaderMap, name: &http::HeaderName) -> Option<f64> {
+    decimal(headers.get(name)?.to_str().ok()?.trim())
 }
 
 /// The wait at one place, if it can be read there.
@@ -113,6 +147,7 @@ pub(super) fn parse(text: &str, format: WaitFormat, sent: SystemTime) -> Option<
             _ => None,
         },
         WaitFormat::Epoch => epoch(decimal(text)?, sent),
+        WaitFormat::RateLimit => used_up(text),
     };
     whole_ms(wait?)
 }
@@ -200,6 +235,18 @@ fn epoch(number: f64, sent: SystemTime) -> Option<Duration> {
     SystemTime::UNIX_EPOCH.checked_add(since)?.duration_since(sent).ok()
 }
 
+/// The longest `t` of the limits of which nothing remains: `"api";r=0;t=55, "pages";r=3;t=9`.
+fn used_up(text: &str) -> Option<Duration> {
+    let of_limit = |limit: &str| {
+        let number = |name: &str| {
+            let mut parts = limit.split(';').filter_map(|part| part.trim().split_once('='));
+            parts.find(|(key, _)| *key == name).and_then(|(_, value)| decimal(value))
+        };
+        number("r").filter(|left| *left == 0.0).and_then(|_| seconds(number("t")?))
+    };
+    text.split(',').filter_map(of_limit).max()
+}
+
 /// Up to whole milliseconds, the unit of every cooldown; zero is no wait.
 fn whole_ms(wait: Duration) -> Option<Duration> {
     if wait.is_zero() {
@@ -274,33 +321,4 @@ impl Scan<'_> {
         self.0 = rest;
         digits.bytes().chain(std::iter::repeat(b'0')).take(9).fold(0, |n, b| n * 10 + u32::from(b - b'0'))
     }
-}
-
-/// Days from 1970-01-01 to a date of the Gregorian calendar; `None` for a day that does not exist.
-fn days_since_epoch(year: i64, month: i64, day: i64) -> Option<i64> {
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let in_month = match month {
-        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
-        4 | 6 | 9 | 11 => 30,
-        2 if leap => 29,
-        2 => 28,
-        _ => return None,
-    };
-    if !(1970..=9999).contains(&year) || !(1..=in_month).contains(&day) {
-        return None;
-    }
-    // Years are counted from March, so that the leap day comes last.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    Some(365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719_468)
-}
-
-/// From `at` to the first of the next month, 00:00 UTC.
-fn month_end(at: SystemTime) -> Option<Duration> {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    let today = i64::try_from(since.as_secs() / DAY.as_secs()).ok()?;
-    // The months from this year's guess on: the first that begins after today is the next one.
-    let year = 1970 + today / 366;
-    let next = (year..).take(40).flat_map(|y| (1..=12).map(move |m| (y, m)));
-    let day = next.filter_map(|(y, m)| days_since_epoch(y, m, 1)).find(|day| *day > today)?;
-    Duration::from_secs(u64::try_from(day).ok()? * DAY.as_secs()).checked_sub(since)
 }

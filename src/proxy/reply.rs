@@ -44,7 +44,7 @@ impl Reply {
     /// Reads the answer's outcome; of its body at most [`outcome::MAX_BODY`], and only where a rule asks.
     pub(super) async fn read(provider: &Provider, answer: Response<Incoming>) -> Self {
         let (head, rest) = answer.into_parts();
-        let (ahead, rest) = if outcome::needs_body(provider, head.status) {
+        let (ahead, rest) = if outcome::needs_body(provider, head.status, &head.headers) {
             read_ahead(rest).await
         } else {
             (Ahead::new(), Some(rest))

@@ -7,16 +7,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, ORIGIN, TRANSFER_ENCODING};
+use http::header::{HOST, ORIGIN, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
-use crate::config::{AppConfig, Config, Provider};
+use crate::config::{AppConfig, Config, ModelAfter, Provider};
 use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, Site};
 
 pub mod apps;
 mod connect;
 mod denied;
+mod form;
 pub mod ring;
 pub mod scan;
 mod standing;
@@ -135,9 +136,17 @@ impl Route {
 
     /// The model that the path names, where the provider's paths do.
     pub fn model_in_path(&self) -> Option<ModelKnown> {
-        let after = |part: &String| self.path.find(part.as_str()).map(|at| &self.path[at + part.len()..]);
-        let rest = self.provider().model_after.iter().find_map(after)?;
-        let name = rest.split(['/', ':']).next().filter(|name| !name.is_empty())?;
+        let named = |after: &ModelAfter| {
+            let at = self.path.find(&after.part)?;
+            let rest = &self.path[at + after.part.len()..];
+            let mut segments = rest.split(['/', ':']);
+            let len = segments.by_ref().take(after.segments).map(|segment| segment.len() + 1).sum::<usize>();
+            let name = rest.get(..len.checked_sub(1)?)?;
+            let whole =
+                name.split(['/', ':']).filter(|segment| !segment.is_empty()).count() == after.segments;
+            whole.then_some(name)
+        };
+        let name = self.provider().model_after.iter().find_map(named)?;
         // An encoded name may be any: only keys without `models` fit.
         let plain = (!name.contains('%')).then(|| ModelName::new(name)).flatten();
         Some(plain.map_or(ModelKnown::Unreadable, ModelKnown::Named))
@@ -157,23 +166,6 @@ impl Route {
             ModelNeed::None
         }
     }
-}
-
-/// Whether a body can be looked into for its model: JSON (or not said what), not encoded.
-pub fn model_can_be_read(headers: &HeaderMap) -> bool {
-    let plain = headers.get(CONTENT_ENCODING).is_none_or(|value| value == "identity");
-    let json = headers.get(CONTENT_TYPE).is_none_or(|value| {
-        let kind = value
-            .to_str()
-            .unwrap_or_default()
-            .split(';')
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .to_ascii_lowercase();
-        kind == "application/json" || kind.ends_with("+json") || kind == "text/plain" || kind.is_empty()
-    });
-    plain && json
 }
 
 /// The table of routes.

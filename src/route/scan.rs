@@ -1,9 +1,56 @@
-//! Reads the top-level `model` of a JSON body while it streams by, without a parse of the rest.
+//! Reads the model that a body names while it streams by: the top-level `model` of a JSON object, without a
+//! parse of the rest, or the field of that name of a form ([`FormScan`]).
 //!
 //! Two depths of care: to the *first* `model` where only a cooldown's scope depends on it; to the
 //! *end* where a key's `models` do, since a second `model` later in the body must not slip past.
 
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+use super::form::FormScan;
 use crate::model::ModelName;
+
+/// A body that is looked into, by its type.
+#[derive(Debug)]
+pub enum BodyScan {
+    /// A JSON object.
+    Json(ModelScan),
+    /// A form.
+    Form(FormScan),
+}
+
+impl BodyScan {
+    /// The look for `field` in a body with these headers; `None` where it cannot be read: encoded, or of
+    /// another type. A body whose type is not said counts as JSON.
+    pub fn of(headers: &HeaderMap, field: &str) -> Option<Self> {
+        if headers.get_all(CONTENT_ENCODING).iter().any(|value| value != "identity") {
+            return None;
+        }
+        let kind = headers.get(CONTENT_TYPE).map_or(Ok(""), |value| value.to_str()).ok()?;
+        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let json = kind == "application/json" || kind.ends_with("+json") || kind == "text/plain";
+        if json || kind.is_empty() {
+            return Some(Self::Json(ModelScan::new(field)));
+        }
+        FormScan::of(headers, field).map(Self::Form)
+    }
+
+    /// Reads on. Once [`Scan::Unreadable`], always so.
+    pub fn feed(&mut self, bytes: &[u8]) -> Scan {
+        match self {
+            Self::Json(scan) => scan.feed(bytes),
+            Self::Form(scan) => scan.feed(bytes),
+        }
+    }
+
+    /// The last word, at the end of the body.
+    pub fn end(self) -> Scan {
+        match self {
+            Self::Json(scan) => scan.end(),
+            Self::Form(scan) => scan.end(),
+        }
+    }
+}
 
 /// What is known so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,13 +61,15 @@ pub enum Scan {
     Model(ModelName),
     /// A valid object that names no model; only at its end.
     Absent,
-    /// No JSON object, not well-formed, or the model given twice, not as text, or too long.
+    /// Not well-formed, or the model given twice, not as text, or too long.
     Unreadable,
 }
 
 /// A streaming look for the top-level `model`. Feed every byte in order, then ask for [`ModelScan::end`].
 #[derive(Debug)]
 pub struct ModelScan {
+    /// The key that is looked for.
+    field: String,
     state: State,
     /// Open `{` and `[`: bit set for an object. At most [`MAX_DEPTH`] deep.
     stack: Vec<bool>,
@@ -67,9 +116,11 @@ enum State {
     Broken,
 }
 
-impl Default for ModelScan {
-    fn default() -> Self {
+impl ModelScan {
+    /// A look for the top-level key `field`.
+    pub fn new(field: &str) -> Self {
         Self {
+            field: field.to_owned(),
             state: State::Start,
             stack: Vec::new(),
             text: Vec::new(),
@@ -78,9 +129,7 @@ impl Default for ModelScan {
             model: None,
         }
     }
-}
 
-impl ModelScan {
     /// Reads on. Once [`Scan::Unreadable`], always so.
     pub fn feed(&mut self, bytes: &[u8]) -> Scan {
         let mut rest = bytes;
@@ -222,7 +271,7 @@ impl ModelScan {
             self.state = State::Colon;
             if collected && self.text.len() <= MAX_TEXT {
                 match unescaped(&self.text) {
-                    Some(name) => self.at_model = name == "model",
+                    Some(name) => self.at_model = name == self.field,
                     None => self.state = State::Broken,
                 }
                 // A second one must not slip past, whatever a parser at the other end would make of it.
@@ -257,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn whole(body: &str) -> Scan {
-        let mut scan = ModelScan::default();
+        let mut scan = ModelScan::new("model");
         scan.feed(body.as_bytes());
         scan.end()
     }
@@ -305,7 +354,7 @@ mod tests {
 
     #[test]
     fn the_first_model_is_known_before_the_body_ends() {
-        let mut scan = ModelScan::default();
+        let mut scan = ModelScan::new("model");
         assert_eq!(scan.feed(br#"{"stream":true,"mod"#), Scan::Unsure);
         assert_eq!(scan.feed(br#"el":"gpt-4o","messages":[{"#), model("gpt-4o"));
     }
@@ -323,7 +372,7 @@ mod tests {
             }
             object.insert("model".into(), name.clone().into());
             let body = serde_json::Value::Object(object).to_string().into_bytes();
-            let mut scan = ModelScan::default();
+            let mut scan = ModelScan::new("model");
             let at = cut.min(body.len());
             scan.feed(&body[..at]);
             scan.feed(&body[at..]);
@@ -332,7 +381,7 @@ mod tests {
 
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let mut scan = ModelScan::default();
+            let mut scan = ModelScan::new("model");
             scan.feed(&bytes);
             scan.end();
         }

@@ -116,6 +116,8 @@ pub(in crate::control) fn provider(
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
         subprotocols: Vec::new(),
+        model_field: "model".into(),
+        usage: Vec::new(),
         env_other: Vec::new(),
         env_base_url: Vec::new(),
         env: Vec::new(),

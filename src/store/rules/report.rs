@@ -89,12 +89,7 @@ impl Ledger {
 /// one that it has counts: a group scope without a group means the key, a model scope without a model
 /// the whole subject.
 pub(in crate::store) fn blamed(ask: &Report) -> Subject {
-    let scope = match (ask.outcome.class, ask.outcome.proven) {
-        (Class::Invalid, true) => Scope::Key,
-        (Class::Invalid, false) | (Class::Access | Class::Region, _) => Scope::KeyModel,
-        (Class::Overloaded, _) => Scope::ProviderModel,
-        _ => ask.outcome.scope,
-    };
+    let scope = ask.outcome.blamed_scope();
     let key = || Subject::Key(ask.key.clone(), ask.fingerprint);
     let key_model = || match &ask.model {
         Some(model) => Subject::KeyModel(ask.key.clone(), ask.fingerprint, model.clone()),
