@@ -257,6 +257,7 @@ impl Rooms {
             };
             let mut reply = Box::new(Reply::read(route.provider(), answer).await);
             let mask = in_use.key().and_then(|key| self.masks.of(route.provider(), key));
+            let mask = mask.map(|mask| mask.for_offer(outgoing.offers_extensions()));
             reply.sign(&in_use, mask, self.config.listen.response_headers);
             let outcome = reply.outcome().clone();
             in_use.report(outcome.clone(), &choice.wish().model);
@@ -346,6 +347,13 @@ impl Rooms {
         }
         if !Class::RESTS.contains(&outcome.class) {
             return;
+        }
+        if outcome.class == Class::Invalid && outcome.proven {
+            let code = outcome.code.as_deref();
+            tracing::warn!(
+                %provider, %key, status = outcome.status, code,
+                "the provider says that this key is bad; it is not lent before `lessor keys check` finds it good"
+            );
         }
         tracing::info!(
             %provider, %key, class = outcome.class.as_str(), status = outcome.status, code = outcome.code.as_deref(),

@@ -572,3 +572,27 @@ async fn curl_speaks_it_by_prior_knowledge_and_through_the_proxy() {
     assert_eq!(run(curl(&post)).await.ok(), "2 200");
     assert_eq!(provider.request(3).await.body_len, 2 << 20);
 }
+
+#[tokio::test]
+async fn a_base_url_under_another_name_is_not_passed_on_to_whoever_has_that_name() {
+    let provider = Provider::start(openai).await;
+    let origin = Provider::origin(|_| ok()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("proxy.sock");
+    let listen = format!("[\"127.0.0.1:0\", \"unix:{}\"]", path.display());
+    let lessor = Setup::openai(&provider).key(Key::new("a")).set("listen.proxy", &listen).start().await;
+    let named = |target: &str| Request::get(&format!("http://127.0.0.2:{}{target}", origin.addr().port()));
+    let h2 = H2::to(&lessor).await;
+    // 127.0.0.2 is loopback, and so a name of this machine's; another's is refused with the line to add.
+    let foreign = h2.ask(Request::get("http://lessor.internal/openai/v1/models")).await;
+    foreign.is_error(403, "origin_denied");
+    assert!(foreign.text().contains("listen.hosts"), "{}", foreign.text());
+    // Over a Unix socket any name will do, as with HTTP/1.1.
+    let socket = tokio::net::UnixStream::connect(&path).await.unwrap();
+    let h2 = H2::over(socket, "http://lessor.internal").await;
+    let answer = h2.ask(Request::get("/openai/v1/models")).await;
+    assert_eq!((answer.status, answer.header("x-lessor-key")), (200, "a"), "{}", answer.text());
+    let answer = h2.ask(named("/openai/v1/models")).await;
+    assert_eq!((answer.status, answer.header("x-lessor-key")), (200, "a"), "{}", answer.text());
+    assert_eq!(origin.count(), 0);
+}

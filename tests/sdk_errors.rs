@@ -101,7 +101,7 @@ async fn each_of_lessors_errors_is_raised_as_the_sdks_own_exception_with_lessors
         more(header("x-big", &"x".repeat(70_000)), 431, "header_too_large");
         more(header("origin", "https://evil.example"), 403, "origin_denied");
         more(header("x-lessor-pool", "nowhere"), 404, "unknown_provider");
-        more(json!({"headers": {"connection": "upgrade", "upgrade": "h2c"}}), 501, "upgrade_unsupported");
+        more(json!({"headers": {"connection": "upgrade", "upgrade": "tls/1.0"}}), 501, "upgrade_unsupported");
         more(json!({"path": denied}), 403, "path_denied");
         more(json!({"model": "other"}), 404, "no_candidate");
         more(json!({"model": "m-silent"}), 504, "upstream_timeout");

@@ -176,7 +176,7 @@ async fn bytes_after_a_refused_connect_are_never_read_as_a_request() {
 async fn an_upgrade_to_anything_but_a_websocket_is_501_and_reaches_no_provider() {
     let provider = Provider::start(openai).await;
     let lessor = start(&provider).await;
-    for token in ["h2c", "websocket, h2c", "TLS/1.0"] {
+    for token in ["h2c, websocket", "websocket, h2c", "TLS/1.0"] {
         let request = Request::get("/openai/v1/realtime")
             .header("connection", "upgrade")
             .header("upgrade", token)
@@ -186,6 +186,22 @@ async fn an_upgrade_to_anything_but_a_websocket_is_501_and_reaches_no_provider()
     }
     assert_eq!(provider.count(), 0);
     assert_eq!(lessor.in_use("a").await, 0);
+}
+
+#[tokio::test]
+async fn the_offer_of_h2c_that_javas_client_makes_is_passed_over_and_goes_no_further() {
+    let provider = Provider::start(openai).await;
+    let lessor = start(&provider).await;
+    let request = Request::get("/openai/v1/models")
+        .header("connection", "Upgrade, HTTP2-Settings")
+        .header("upgrade", "h2c")
+        .header("http2-settings", "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA");
+    let answer = lessor.ask(request).await;
+    assert_eq!((answer.status, answer.header("upgrade")), (200, ""), "{}", answer.text());
+    let seen = provider.request(1).await;
+    for name in ["upgrade", "http2-settings", "connection"] {
+        assert_eq!(seen.header(name), "", "{}", seen.raw_head);
+    }
 }
 
 #[tokio::test]
@@ -236,14 +252,19 @@ async fn what_a_foreign_web_page_sends_is_refused_unless_its_origin_is_listed() 
     let setup = Setup::openai(&provider).key(Key::new("a"));
     let lessor = setup.set("listen.allow_origins", "[\"https://app.example\"]").start().await;
     let get = || Request::get("/openai/v1/models");
+    // What is no browser may call the address that it connects to its origin.
+    let own = format!("http://{}", lessor.authority());
+    assert_eq!(lessor.ask(get().header("origin", &own)).await.status, 200);
     for foreign in [
+        get().header("origin", "http://127.0.0.1:1"),
+        get().header("origin", &own.replace("http:", "https:")),
         get().header("origin", "https://evil.example"),
         get().header("origin", "null"),
         get().header("sec-fetch-site", "cross-site"),
     ] {
         lessor.ask(foreign).await.is_error(403, "origin_denied");
     }
-    assert_eq!(provider.count(), 0);
+    assert_eq!(provider.count(), 1);
     let listed = get().header("origin", "https://app.example").header("sec-fetch-site", "cross-site");
     assert_eq!(lessor.ask(listed).await.status, 200);
 }

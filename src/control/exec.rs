@@ -175,7 +175,13 @@ pub fn env(env: &Env, options: &Options, running: Result<Served, Missing>) -> Ex
             print(&lines(&changes, env.shell));
             Exit::Ok.into()
         }
-        Err(error) => refuse(&error),
+        Err(error) => {
+            if !options.json {
+                // What evaluates this must fail too, or `eval "$(lessor env)" && app` starts the app bare.
+                print("false\n");
+            }
+            refuse(&error)
+        }
     }
 }
 

@@ -17,9 +17,9 @@ fn strip_listed(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
+        // By bytes: beside a member that is no text, another may be a name.
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
         .filter(|name| *name != CONTENT_LENGTH && *name != HOST)
         .collect();
     for name in listed {

@@ -29,6 +29,7 @@ pub(super) struct Mask {
     needle: Arc<Needle>,
     provider: Arc<Provider>,
     compressed: Compressed,
+    extensions_offered: bool,
     metrics: Metrics,
 }
 
@@ -52,7 +53,7 @@ impl Masks {
         }
         let needle = self.needle(&provider.name, &key.config);
         let (compressed, metrics) = (self.compressed, self.metrics.clone());
-        Some(Mask { needle, provider: provider.clone(), compressed, metrics })
+        Some(Mask { needle, provider: provider.clone(), compressed, extensions_offered: false, metrics })
     }
 
     /// The needle of the very secret that was sent: another one than at the start where it was rotated.
@@ -111,13 +112,20 @@ impl Mask {
         }
     }
 
+    /// The same where the request did, or did not, offer WebSocket extensions: what nobody offered is not agreed on.
+    pub(super) fn for_offer(mut self, extensions: bool) -> Self {
+        self.extensions_offered = extensions;
+        self
+    }
+
     /// What comes over a WebSocket goes through it. A message that says it is packed is taken at its word
     /// only where the answer agreed to that.
     pub(super) fn frames(&self, headers: &HeaderMap) -> Frames {
         if self.provider.scrub != Scrub::On || self.needle.is_short() {
             return Frames::open();
         }
-        let packed = self.compressed == Compressed::Pass && headers.contains_key(SEC_WEBSOCKET_EXTENSIONS);
+        let agreed = self.extensions_offered && headers.contains_key(SEC_WEBSOCKET_EXTENSIONS);
+        let packed = self.compressed == Compressed::Pass && agreed;
         Frames::new(self.needle.clone(), packed)
     }
 

@@ -40,6 +40,11 @@ impl Outgoing {
         Self { method: head.method, headers: fields, websocket }
     }
 
+    /// Whether it offers WebSocket extensions to the provider.
+    pub(super) fn offers_extensions(&self) -> bool {
+        self.headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
+    }
+
     pub(super) fn method(&self) -> &Method {
         &self.method
     }

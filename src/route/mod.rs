@@ -239,9 +239,19 @@ impl Routes {
         let host = host_key(authority.host());
         let own_port = self.own_ports.contains(&authority.port_u16().unwrap_or(80));
         let named = || matches!(from, From::Unix { .. }) || self.config.listen.hosts.contains(&host);
+        if matches!(from, From::Unix { .. }) && self.looks_like_base_url(head, &host) {
+            return true;
+        }
         head.uri.scheme_str().unwrap_or("http") == "http"
             && self.is_own_name(&host, from)
             && (own_port || (head.version == Version::HTTP_2 && named()))
+    }
+
+    /// Whether an HTTP/2 request, which has an authority in any case, is hardly meant for the host that it names: its
+    /// path begins as in base-URL mode, and the host is no provider's.
+    fn looks_like_base_url(&self, head: &Parts, host: &str) -> bool {
+        let named = || head.uri.path().split('/').nth(1).is_some_and(|name| self.keys.contains_key(name));
+        head.version == Version::HTTP_2 && !self.config.hosts.contains_key(host) && named()
     }
 
     /// The provider whose errors' shape fits a request, where one can be told.
@@ -259,7 +269,7 @@ impl Routes {
 
     fn base_url(&self, head: &Parts, from: From, host: &str, caller: &mut Caller) -> Result<Plan, Fault> {
         self.refuse_foreign_host(host, from)?;
-        self.refuse_foreign_page(&head.headers)?;
+        self.refuse_foreign_page(&head.headers, host)?;
         let path = head.uri.path();
         let app = self.apps.identify(Mode::BaseUrl, from, &head.headers, head.uri.query(), true)?;
         self.admit(app, caller)?;
@@ -316,6 +326,10 @@ impl Routes {
             }
             let target = forward_target(&keys.provider, &host, path, head.uri.query())?;
             return self.lend(head, keys, Mode::Forward, target, path.to_owned(), app);
+        }
+        if self.looks_like_base_url(head, &host) {
+            // Passed on, the request would go, in the clear, to whoever has that name.
+            self.refuse_foreign_host(authority.as_str(), from)?;
         }
         self.refuse_other_host(&host)?;
         if scheme != "http" {
@@ -470,9 +484,13 @@ impl Routes {
         ))
     }
 
-    fn refuse_foreign_page(&self, headers: &HeaderMap) -> Result<(), Fault> {
-        let allowed =
-            |origin: &[u8]| self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin);
+    /// `host` is the sidecar's, as this request names it: some clients that are no browsers say that their origin
+    /// is where they connect to, and lessor has no pages of its own.
+    fn refuse_foreign_page(&self, headers: &HeaderMap, host: &str) -> Result<(), Fault> {
+        let own = |origin: &[u8]| origin.strip_prefix(b"http://").is_some_and(|at| at == host.as_bytes());
+        let allowed = |origin: &[u8]| {
+            own(origin) || self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin)
+        };
         let origin = headers.get(ORIGIN);
         let cross = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
         match origin {

@@ -12,15 +12,17 @@ use http::{HeaderMap, HeaderName, Method, Version};
 use crate::model::{Code, Fault};
 
 /// Whether these are the headers of a request for an upgrade. Of those, [`refuse_bad_upgrade`] lets only
-/// WebSocket handshakes through.
+/// WebSocket handshakes through. The mere offer of `h2c` is none: Java's client makes it with each request over
+/// plain http, and whoever does not take it up answers as if it were not there (RFC 9110, section 7.8). It is
+/// taken out on the way like all that is hop-by-hop, so no provider sees it.
 pub fn asks_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && connection_lists_upgrade(headers)
+    headers.contains_key(UPGRADE) && connection_lists_upgrade(headers) && !is_only(headers, b"h2c")
 }
 
 /// Refuses upgrades other than to WebSocket, and handshakes that are not whole.
 pub(super) fn refuse_bad_upgrade(head: &Parts) -> Result<(), Fault> {
     let headers = &head.headers;
-    let websocket = is_websocket(headers);
+    let websocket = is_only(headers, b"websocket");
     if !asks_upgrade(headers) {
         // Without being listed it is no request for an upgrade, and is taken out like all that is hop-by-hop.
         if websocket && headers.contains_key(SEC_WEBSOCKET_KEY) {
@@ -60,11 +62,11 @@ fn exactly_one(headers: &HeaderMap, name: &HeaderName) -> Result<(), Fault> {
     }
 }
 
-/// Whether `websocket` is all that `Upgrade` says.
-fn is_websocket(headers: &HeaderMap) -> bool {
+/// Whether `token` is all that `Upgrade` says.
+fn is_only(headers: &HeaderMap, token: &[u8]) -> bool {
     let mut all = headers.get_all(UPGRADE).iter();
     let only = all.next().filter(|_| all.next().is_none());
-    only.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
+    only.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(token))
 }
 
 fn connection_lists_upgrade(headers: &HeaderMap) -> bool {
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn other_upgrades_are_not_supported_and_an_unlisted_one_is_none() {
-        for token in ["h2c", "websocket, h2c", "websocket/13", "websockets"] {
+        for token in ["h2c, websocket", "websocket, h2c", "websocket/13", "websockets", "TLS/1.0"] {
             let lines = [("connection", "upgrade"), ("upgrade", token)];
             assert_eq!(
                 refuse_bad_upgrade(&head(&lines)).unwrap_err().code,
@@ -135,5 +137,8 @@ mod tests {
             );
         }
         assert_eq!(refuse_bad_upgrade(&head(&[("upgrade", "h2c")])), Ok(()));
+        // An offer that may be passed over, and so is.
+        let offer = head(&[("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c")]);
+        assert_eq!((refuse_bad_upgrade(&offer), asks_upgrade(&offer.headers)), (Ok(()), false));
     }
 }

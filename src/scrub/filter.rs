@@ -117,6 +117,9 @@ pub enum Packed {
 pub fn compression(headers: &HeaderMap) -> Packed {
     const OTHERS: [&str; 6] = ["br", "zstd", "compress", "x-compress", "dcb", "dcz"];
     let mut packed = Packed::No;
+    if unreadable(headers, &CONTENT_ENCODING) {
+        return Packed::Otherwise;
+    }
     for coding in members(headers, &CONTENT_ENCODING) {
         let is = |other: &&str| coding.eq_ignore_ascii_case(other);
         let known = match () {
@@ -139,7 +142,8 @@ pub fn keep_decodable(headers: &mut HeaderMap) {
     };
     let all: Vec<&str> = members(headers, &ACCEPT_ENCODING).collect();
     let kept: Vec<&str> = all.iter().copied().filter(decodable).collect();
-    if kept.len() == all.len() {
+    // Of a line that cannot be read, a provider may read something all the same.
+    if kept.len() == all.len() && !unreadable(headers, &ACCEPT_ENCODING) {
         return;
     }
     let text = if kept.is_empty() { "identity".to_owned() } else { kept.join(", ") };
@@ -149,7 +153,12 @@ pub fn keep_decodable(headers: &mut HeaderMap) {
     }
 }
 
-/// The members of a header that is a list, over all its lines.
+/// Whether a line of this header holds bytes that are no text.
+fn unreadable(headers: &HeaderMap, name: &http::HeaderName) -> bool {
+    headers.get_all(name).iter().any(|value| value.to_str().is_err())
+}
+
+/// The members of a header that is a list, over all its lines that can be read.
 fn members<'h>(headers: &'h HeaderMap, name: &http::HeaderName) -> impl Iterator<Item = &'h str> {
     let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|member| !member.is_empty())

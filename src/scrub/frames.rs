@@ -6,7 +6,9 @@
 //! them, to its end. What is held back of it holds back only what comes behind it, and that within a bound:
 //! past [`MOST_BEHIND`] the held bytes go out masked, and nothing waits.
 //!
-//! What is no framing that a server may send ends the reading: from there on all is one text.
+//! What no server may send, a client must fail the connection for (section 5.1), and real ones differ in what they
+//! take for that. So its head goes on, for the client to see, and nothing behind it: what stands there could be
+//! the key in a form that only some client reads. A length that is longer than it need be is merely read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -66,8 +68,8 @@ enum State {
     Payload { left: u64, last: bool, plain: bool },
     /// In a control frame's payload, with so much of it to come.
     Control { left: usize },
-    /// No frames any more.
-    Opaque,
+    /// No frames any more: nothing goes on.
+    Mute,
 }
 
 /// What a head says.
@@ -135,7 +137,7 @@ impl Frames {
                     self.end_frame();
                 }
                 State::Control { left } => self.read_control(left, &mut rest),
-                State::Opaque => self.text(std::mem::take(&mut rest)),
+                State::Mute => rest.clear(),
             }
         }
         self.out.end();
@@ -144,7 +146,6 @@ impl Frames {
     /// The server ends here. What is held back of a message that it did not finish stays back.
     pub fn finish(&mut self) {
         match self.state {
-            State::Opaque => self.end_message(),
             State::Head if self.masking.as_ref().is_none_or(Masking::is_through) => {
                 let begun = Bytes::copy_from_slice(&self.head[..std::mem::take(&mut self.head_len)]);
                 self.out.push(begun);
@@ -202,9 +203,14 @@ impl Frames {
                 self.state = State::Payload { left: length, last, plain };
                 self.end_frame();
             }
+            Head::Foreign | Head::Part if self.masking.is_none() => {
+                self.state = State::Payload { left: u64::MAX, last: false, plain: false };
+                self.pass(bytes);
+            }
             Head::Foreign | Head::Part => {
-                self.state = State::Opaque;
-                self.text(bytes);
+                self.state = State::Mute;
+                self.give_up();
+                self.pass(bytes);
             }
         }
     }
@@ -277,6 +283,14 @@ impl Frames {
         }
     }
 
+    /// What is held goes out masked, whatever it was.
+    fn give_up(&mut self) {
+        if let Some(masking) = &mut self.masking {
+            masking.scrubber.give_up(&mut masking.scratch);
+            masking.drain(&mut self.out);
+        }
+    }
+
     /// A piece that is not looked into goes on behind all that came before it.
     fn pass(&mut self, piece: Bytes) {
         match &mut self.masking {
@@ -285,8 +299,7 @@ impl Frames {
                 // A copy: the piece itself would keep all that came with it.
                 masking.behind.push_back((masking.fed, Bytes::copy_from_slice(&piece)));
                 if masking.behind_len > MOST_BEHIND {
-                    masking.scrubber.give_up(&mut masking.scratch);
-                    masking.drain(&mut self.out);
+                    self.give_up();
                 }
             }
             _ => self.out.push(piece),
@@ -396,13 +409,7 @@ fn judge(head: &[u8]) -> Head {
         (126.., _) => return Head::Part,
         (short, _) => u64::from(*short),
     };
-    // A length must be written in its shortest form, and has no sign.
-    let shortest = match second {
-        126 => 126,
-        127 => 1 << 16,
-        _ => 0,
-    };
-    if length < shortest || length >> 63 == 1 {
+    if length >> 63 == 1 {
         return Head::Foreign;
     }
     Head::Frame { last, packed: first & 0x40 != 0, opcode, length }

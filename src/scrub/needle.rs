@@ -99,11 +99,21 @@ impl Needle {
         text.map(|text| (text, count))
     }
 
-    /// Whether a header of this name (always lower case) carries the secret in it.
+    /// Whether a header of this name (always lower case) carries the secret in it, as it is or percent-encoded.
     pub fn is_in_name(&self, name: &str) -> bool {
-        let secret = self.secret.expose();
-        name.len() >= secret.len()
-            && name.as_bytes().windows(secret.len()).any(|part| part.eq_ignore_ascii_case(secret.as_bytes()))
+        let secret = self.secret.expose().as_bytes();
+        if name.len() < secret.len() {
+            return false;
+        }
+        let mut name = Zeroizing::new(name.as_bytes().to_vec());
+        loop {
+            if name.windows(secret.len()).any(|part| part.eq_ignore_ascii_case(secret)) {
+                return true;
+            }
+            // Each round takes signs out, so there is a last one.
+            let Some(decoded) = decoded_once(&name) else { return false };
+            name = decoded;
+        }
     }
 
     pub(super) fn longest(&self) -> usize {
@@ -170,6 +180,17 @@ impl Needle {
         bits([a, b, c, d]).into_iter().all(|bit| self.parts[bit / 64] >> (bit % 64) & 1 == 1)
             || (at > 0 && text[at - 1] == b'\\' && may_be_spelt(text, at - 1, &self.holds))
     }
+}
+
+/// `text` with its percent-encoding taken off; `None` where it has none.
+fn decoded_once(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let (mut decoded, mut at) = (Zeroizing::new(Vec::with_capacity(text.len())), 0);
+    while at < text.len() {
+        let byte = (text[at] == b'%').then(|| text.get(at + 1..at + 3).and_then(forms::hex)).flatten();
+        decoded.push(byte.unwrap_or(text[at]));
+        at += if byte.is_some() { 3 } else { 1 };
+    }
+    (decoded.len() < text.len()).then_some(decoded)
 }
 
 /// Whether the `%` or `\` at `at` may begin the spelling of one of `symbols`. A cheap look, not the last

@@ -376,3 +376,34 @@ fn only_codings_that_can_be_taken_off_are_asked_for() {
     keep_decodable(&mut none);
     assert!(none.is_empty());
 }
+
+#[test]
+fn a_coding_beside_bytes_that_are_no_text_is_not_asked_for_nor_taken_for_none() {
+    let mut headers = http::HeaderMap::new();
+    let odd = http::HeaderValue::from_bytes(b"br, \xe9").unwrap();
+    headers.insert(http::header::ACCEPT_ENCODING, odd.clone());
+    super::keep_decodable(&mut headers);
+    assert_eq!(headers[http::header::ACCEPT_ENCODING], "identity");
+    headers.append(http::header::ACCEPT_ENCODING, odd.clone());
+    headers.append(http::header::ACCEPT_ENCODING, "gzip".parse().unwrap());
+    super::keep_decodable(&mut headers);
+    assert_eq!(headers.get_all(http::header::ACCEPT_ENCODING).iter().collect::<Vec<_>>(), ["identity, gzip"]);
+    headers.insert(http::header::CONTENT_ENCODING, odd);
+    assert_eq!(super::compression(&headers), super::Packed::Otherwise);
+}
+
+#[test]
+fn a_name_that_carries_the_secret_is_known_also_percent_encoded() {
+    let needle = Needle::new(&Secret::new("sk-AbCdEf-0123456789".to_owned()));
+    for name in [
+        "x-sk-abcdef-0123456789",
+        "x-%73%6b-abcdef-0123456789",
+        "x-sk-%41bcdef-0123456789-y",
+        "x-%2573k-abcdef-0123456789",
+    ] {
+        assert!(needle.is_in_name(name), "{name}");
+    }
+    for name in ["x-sk-abcdef-012345678", "x-%", "content-type", "x-%73%6b-%7"] {
+        assert!(!needle.is_in_name(name), "{name}");
+    }
+}

@@ -862,7 +862,7 @@ pub const FIELDS: &[Case] = &[
     ),
     Case(
         "GET @/v1/x HTTP/1.1\r\nHost: {H}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
-        Refused(501, "upgrade_unsupported"),
+        Served("GET", "/v1/x", ""),
         EVERY,
     ),
     Case(
@@ -877,7 +877,7 @@ pub const FIELDS: &[Case] = &[
     ),
     Case(
         "POST @/v1/x HTTP/1.1\r\nHost: {H}\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
-        Refused(501, "upgrade_unsupported"),
+        Served("POST", "/v1/x", "hello"),
         EVERY,
     ),
     Case("GET @/v1/x HTTP/1.1\r\nHost: {H}\r\nUpgrade: h2c\r\n\r\n", Served("GET", "/v1/x", ""), EVERY),
