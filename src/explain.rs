@@ -262,7 +262,7 @@ impl fmt::Display for Explained {
         writeln!(f, "body    {body}")?;
         match (self.wait_ms, &self.wait_from) {
             (Some(wait), Some(from)) => {
-                writeln!(f, "wait    {}, from {from}", shown(Duration::from_millis(wait)))?
+                writeln!(f, "wait    {}, from {from}", shown(Duration::from_millis(wait)))?;
             }
             _ => writeln!(f, "wait    none is named")?,
         }

@@ -389,7 +389,7 @@ wait = "soon"
 config/lessor.toml:4: providers.openai.rules.1 has no `class`
   4 | [[providers.openai.rules]]
     | ^^^^^^^^^^^^^^^^^^^^^^^^^^
-config/lessor.toml:8: providers.openai.rules.2.wait is `soon`, must be a time such as 90s or 15m, or month_end
+config/lessor.toml:8: providers.openai.rules.2.wait is `soon`, must be a time such as 90s or 15m, month_end, day_end or day_end_pacific
   8 | wait = "soon"
     |        ^^^^^^"#;
     assert_eq!(said, want);

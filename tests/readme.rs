@@ -50,6 +50,10 @@ fn known() -> Vec<(&'static str, Runner)> {
         ("lessor exec -- python examples/python/openai_chat.py", Prints("Hello, world")),
         ("eval \"$(lessor env)\" && node examples/node/openai_chat.mjs", Prints("Hello, world")),
         ("lessor check --config config/lessor.toml", Prints("")),
+        (
+            "curl -si http://127.0.0.1:8321/openai/v1/nothing | lessor check --explain openai 404 -",
+            Prints("class   caller"),
+        ),
         ("lessor status", Prints("openai-1")),
         ("lessor keys list --json", Prints("\"openai-1\"")),
         ("lessor keys disable openai/openai-1", Prints("")),

@@ -58,7 +58,7 @@ fn kind(sdk: &str, status: u16) -> &'static str {
         ("anthropic", 431) => "RequestHeaderFieldsTooLargeError",
         ("anthropic", 501) => "HTTPNotImplementedError",
         ("anthropic", 503) => "ServiceUnavailableError",
-        ("anthropic", 504) => "DeadlineExceededError",
+        ("anthropic", 504) => "GatewayTimeoutError",
         (_, 500..) => "InternalServerError",
         _ => "APIStatusError",
     }

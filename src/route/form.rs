@@ -410,7 +410,7 @@ mod tests {
         let mut scan = scan_of("multipart/form-data; boundary=XX").unwrap();
         scan.feed(b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n");
         for _ in 0..100 {
-            assert_eq!(scan.feed(&[b'-'; 50_000]), Scan::Unsure);
+            assert_eq!(scan.feed(&vec![b'-'; 50_000]), Scan::Unsure);
             assert!(scan.held.len() < 16 && scan.value.is_empty());
         }
         scan.feed(b"\r\n");

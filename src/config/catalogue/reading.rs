@@ -257,7 +257,8 @@ pub(super) fn remove_rules(rules: &mut Vec<Rule>, names: &[String], errors: &mut
             found |= less;
             // One that asked for a code and a phrase must not become one that asks for less.
             let asks_less = (had_codes && rule.codes.is_empty()) || (had_phrases && rule.phrases.is_empty());
-            !less || !(asks_less || (!had_codes && !had_phrases && rule.status.is_empty()))
+            let fits_nothing = !had_codes && !had_phrases && rule.status.is_empty();
+            !(less && (asks_less || fits_nothing))
         });
         if !found {
             let problem = format!(
