@@ -40,6 +40,10 @@ impl Outgoing {
         Self { method: head.method, headers: fields, websocket }
     }
 
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
     pub(super) fn method(&self) -> &Method {
         &self.method
     }
