@@ -120,8 +120,13 @@ async fn measure(name: &str, store: Arc<dyn Store>, keys: usize, in_flight: usiz
                             refused.fetch_add(1, Ordering::Relaxed);
                             continue;
                         };
-                        let release =
-                            Release { provider: provider.clone(), lease, key: grant.key, pool: grant.pool };
+                        let release = Release {
+                            provider: provider.clone(),
+                            lease,
+                            key: grant.key,
+                            pool: grant.pool,
+                            group: None,
+                        };
                         store.release(vec![release]).await.unwrap();
                         done.fetch_add(1, Ordering::Relaxed);
                     }

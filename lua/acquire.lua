@@ -5,48 +5,61 @@
   KEYS[3]  lessor:{p}:cooldowns          hash  subject -> rest
   KEYS[4]  lessor:{p}:probes             zset  lease that probes -> ms at which it expires
   KEYS[5]  lessor:{p}:waiting            zset  sidecar where somebody waits -> ms until which it counts
+  KEYS[6]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
   then for each candidate:
            lessor:{p}:pool:<pool>:keys   zset  the pool's keys
            lessor:{p}:key:<key>          hash  settings, status, own rests
            lessor:{p}:key:<key>:leases   zset  lease id -> ms at which it expires
+  then for each group that a candidate is asked for in:
+           lessor:{p}:group:<group>:leases  zset  lease id -> ms at which it expires
   then for each request:
            lessor:{p}:lease:<lease>      hash  what the lease was granted for
   ARGV     1 id for a new epoch, 2 this sidecar's name among those who wait, 3 ms that it counts as waiting,
-           4 number of candidates, 5 number of requests,
-           then for each candidate 4: key id, pool, group or "", fingerprint,
+           4 number of candidates, 5 number of groups, 6 number of requests,
+           then for each candidate 5: key id, pool, group or "", fingerprint, index of its group or 0; a group
+           that is `auto`, or begins so, is the caller's guess: what answers have named counts,
            then for each request: lease id, owner, app, model or "", ttl in ms, deadline in ms, n, and n indexes
            of candidates in the order to try
   Returns  now in ms, epoch id, then for each request
-           {1, key, pool, token, expires_at_ms, probe, wants_success}, flags as 0 or 1,
+           {1, key, pool, token, expires_at_ms, probe, wants_success, group that answers have named or ""},
+           flags as 0 or 1,
            {0, first end of a cooldown or 0, first end of a lease or 0, then per candidate a reason and a value:
            "member", "settings", "full", "cooling" and its end, or "unusable" and the status},
            {2} where it came after its deadline or its id is another's: nothing changed
   Atomic   each request whole, one after the other; a request that is refused changes nothing
   Again    a live lease of the same id and owner is answered as it was granted; no second slot is taken
   Clock    Redis TIME; a deadline is the caller's estimate of it, and judged by the clock itself ]]
-local EPOCH, FENCE, COOLDOWNS, PROBES, WAITING = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local FRESH_EPOCH, SELF = ARGV[1], ARGV[2]
-local WAITS_MS, CANDIDATES, REQUESTS = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local EPOCH, FENCE, COOLDOWNS, PROBES, WAITING, GROUPS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local FRESH_EPOCH, SELF, WAITS_MS = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local CANDIDATES, GROUP_COUNT, REQUESTS = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local COOLING, FULL = "cooling", "full"
 local LIVE = string.format("(%.0f", NOW)
 
 local candidates = {}
 local slots = {} -- by leases' key: what this call knows, and adds, of a key's slots, whoever names the key
-local argument = 5
+local groups, names = {}, {}
+for at = 1, GROUP_COUNT do groups[at] = { leases = KEYS[6 + CANDIDATES * 3 + at], added = {} } end
+local argument = 6
 for at = 1, CANDIDATES do
-  local keys = 5 + (at - 1) * 3
+  local keys, group = 6 + (at - 1) * 3, tonumber(ARGV[argument + 5])
   candidates[at] = {
     id = ARGV[argument + 1],
     pool_name = ARGV[argument + 2],
     group = ARGV[argument + 3],
     fingerprint = ARGV[argument + 4],
+    learns = rests.learns_group(ARGV[argument + 3]),
+    crowd = groups[group], -- the group among whose uses its leases count
     pool = KEYS[keys + 1],
     key = KEYS[keys + 2],
     leases = KEYS[keys + 3],
     slot = slots[KEYS[keys + 3]] or { added = {} },
   }
   slots[KEYS[keys + 3]] = candidates[at].slot
-  argument = argument + 4
+  names[group] = ARGV[argument + 3]
+  argument = argument + 5
+end
+if GROUP_COUNT > 0 then
+  for at, text in ipairs(redis.call("HMGET", GROUPS, unpack(names))) do groups[at].cap = rests.group_cap(text) end
 end
 
 local epoch = redis.call("HMGET", EPOCH, "id", "grace_until_ms")
@@ -78,14 +91,19 @@ local function look(candidate)
   candidate.member = redis.call("ZSCORE", candidate.pool, candidate.id)
   local known = redis.call("HMGET", candidate.key, "pool", "status", "max_concurrent_uses", "learned_cap",
     "learned_at_ms", "rest:" .. candidate.fingerprint)
+  if candidate.learns then
+    local group = redis.call("HGET", candidate.key, "group:" .. candidate.fingerprint) or ""
+    if group ~= candidate.group then candidate.crowd = nil end -- told with the grant, and counted from the next on
+    candidate.group = group
+  end
   candidate.has_settings = known[1]
   candidate.disabled = known[2] == "disabled"
   candidate.cap = math.max(math.floor(rests.number(known[3]) or 1), 1)
   candidate.cap_in_force = candidate.cap
-  local learned = rests.number(known[4])
-  if learned then
-    candidate.learned = math.max(learned, 1) + math.floor((NOW - (rests.number(known[5]) or 0)) / 60000)
-    candidate.cap_in_force = math.min(candidate.learned, candidate.cap)
+  if known[4] then
+    local learned = rests.learned_cap(known[4], known[5]) or math.huge
+    candidate.learned = learned
+    candidate.cap_in_force = math.min(learned, candidate.cap)
   end
   candidate.own = rests.read(known[6])
   local slot = candidate.slot
@@ -93,11 +111,19 @@ local function look(candidate)
   slot.live = slot.live or redis.call("ZCOUNT", candidate.leases, LIVE, "+inf")
 end
 
-local function first_end(candidate)
-  local first = redis.call("ZRANGEBYSCORE", candidate.leases, LIVE, "+inf", "WITHSCORES", "LIMIT", 0, 1)
+-- Of a key's slots, or of a group.
+local function first_end(slot)
+  local first = redis.call("ZRANGEBYSCORE", slot.leases, LIVE, "+inf", "WITHSCORES", "LIMIT", 0, 1)
   local known = rests.number(first[2])
-  for at = 1, #candidate.slot.added, 2 do known = earlier(known, candidate.slot.added[at]) end
+  for at = 1, #slot.added, 2 do known = earlier(known, slot.added[at]) end
   return known
+end
+
+-- Whether a group has in use what the provider allows it; counted only where that was learned.
+local function is_crowded(crowd)
+  if not crowd or not crowd.cap then return false end
+  crowd.live = crowd.live or redis.call("ZCOUNT", crowd.leases, LIVE, "+inf") + #crowd.added / 2
+  return crowd.live >= crowd.cap
 end
 
 -- The end of a live probe; one that this call has granted is in PROBES already.
@@ -152,7 +178,9 @@ local function weigh(candidate, model)
   elseif out then
     full_until = out
   elseif candidate.slot.live >= cap then
-    full_until = first_end(candidate) or 0
+    full_until = first_end(candidate.slot) or 0
+  elseif is_crowded(candidate.crowd) then
+    full_until = first_end(candidate.crowd) or 0
   else
     return pass
   end
@@ -198,6 +226,14 @@ local function grant(candidate, pass, request)
   }
   if pass.probe == 1 then row[#row + 1] = "probe"; row[#row + 1] = "1" end
   if pass.wants_success == 1 then row[#row + 1] = "wants_success"; row[#row + 1] = "1" end
+  local crowd = candidate.crowd
+  if crowd then
+    row[#row + 1] = "group"
+    row[#row + 1] = candidate.group
+    crowd.added[#crowd.added + 1] = expires
+    crowd.added[#crowd.added + 1] = request.lease
+    if crowd.live then crowd.live = crowd.live + 1 end
+  end
   redis.call("HSET", request.key, unpack(row))
   redis.call("PEXPIREAT", request.key, expires)
   if #pass.list > 0 then touch(candidate, pass, request.lease, expires) end
@@ -211,17 +247,31 @@ local function grant(candidate, pass, request)
   slot.live = slot.live + 1
   return {
     1, candidate.id, candidate.pool_name, string.format("%.0f", token), expires, pass.probe, pass.wants_success,
+    candidate.learns and candidate.group or "",
   }
+end
+
+-- The learned group that the holder of a lease of this key is told; "" where the caller names the group itself.
+local function told(request, key, group)
+  for _, index in ipairs(request.order) do
+    local candidate = candidates[index]
+    if candidate.id == key then
+      if not candidate.learns then return "" end
+      return group or redis.call("HGET", candidate.key, "group:" .. candidate.fingerprint) or ""
+    end
+  end
+  return ""
 end
 
 -- The grant that a repeated call had, or a refusal where the id is another's.
 local function again(request)
   local known = redis.call("HMGET", request.key, "key_id", "pool", "fencing_token", "expires_at_ms", "owner",
-    "probe", "wants_success")
+    "probe", "wants_success", "group")
   local expires = rests.number(known[4])
   if not known[1] or not expires or expires <= NOW then return nil end
   if known[5] ~= request.owner then return { 2 } end
-  return { 1, known[1], known[2], known[3], expires, tonumber(known[6]) or 0, tonumber(known[7]) or 0 }
+  local group = told(request, known[1], known[8])
+  return { 1, known[1], known[2], known[3], expires, tonumber(known[6]) or 0, tonumber(known[7]) or 0, group }
 end
 
 local function serve(request)
@@ -248,7 +298,7 @@ end
 local answers = { NOW, epoch[1] or FRESH_EPOCH }
 for at = 1, REQUESTS do
   local request = {
-    key = KEYS[5 + CANDIDATES * 3 + at],
+    key = KEYS[6 + CANDIDATES * 3 + GROUP_COUNT + at],
     lease = ARGV[argument + 1],
     owner = ARGV[argument + 2],
     app = ARGV[argument + 3],
@@ -273,6 +323,9 @@ for _, slot in pairs(slots) do
     redis.call("ZADD", slot.leases, unpack(slot.added))
     redis.call("HSET", slot.key, "last_used_at_ms", string.format("%.0f", NOW))
   end
+end
+for _, crowd in ipairs(groups) do
+  if #crowd.added > 0 then redis.call("ZADD", crowd.leases, unpack(crowd.added)) end
 end
 if waits then
   redis.call("ZREMRANGEBYSCORE", WAITING, "-inf", NOW) -- sidecars that have gone

@@ -5,6 +5,8 @@
   KEYS[4]  lessor:{p}:key:<key>          hash  settings, status, own rests
   KEYS[5]  lessor:{p}:key:<key>:leases   zset  lease id -> ms at which it expires
   KEYS[6]  lessor:{p}:pool:<pool>:keys   zset  the keys of the pool it was in when the caller looked
+  KEYS[7]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
+  KEYS[8]  lessor:{p}:group:<group>:leases  zset  of the group it was in when the caller looked; KEYS[5] for none
   then for each lease that the caller thinks is an orphan:
            lessor:{p}:lease:<lease>      hash  what the lease was granted for
   ARGV     1 key, 2 pool it was in or "", 3 ms after which a key that nobody serves goes, then the leases' ids
@@ -15,12 +17,14 @@
            holds no lease: it goes, with its rests. What has expired is dropped, and not counted
   Clock    Redis TIME ]]
 local COOLDOWNS, FINGERPRINTS, INDEX, KEY, LEASES, POOL = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local GROUPS, CROWD = KEYS[7], KEYS[8]
 local KEY_ID, POOL_NAME, UNSEEN = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local repaired = 0
 redis.call("ZREMRANGEBYSCORE", LEASES, "-inf", NOW)
+redis.call("ZREMRANGEBYSCORE", CROWD, "-inf", NOW)
 for at = 4, #ARGV do
-  local lease, id = KEYS[3 + at], ARGV[at]
+  local lease, id = KEYS[5 + at], ARGV[at]
   local slot = redis.call("ZSCORE", LEASES, id)
   local row = redis.call("HMGET", lease, "key_id", "expires_at_ms")
   local ends = tonumber(row[2])
@@ -47,6 +51,9 @@ if NOW >= seen + UNSEEN and (known[3] or "") == POOL_NAME and redis.call("ZCARD"
     if string.sub(subject, 1, #prefix) == prefix then redis.call("HDEL", COOLDOWNS, subject) end
   end
   repaired = repaired + 1
+end
+for _, group in ipairs(redis.call("HKEYS", GROUPS)) do
+  if not rests.group_cap(redis.call("HGET", GROUPS, group)) then redis.call("HDEL", GROUPS, group) end
 end
 for _, subject in ipairs(redis.call("HKEYS", COOLDOWNS)) do
   local rest = rests.read(redis.call("HGET", COOLDOWNS, subject))

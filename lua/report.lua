@@ -4,9 +4,13 @@
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
   KEYS[4]  lessor:{p}:key:<key>:leases   zset  lease id -> ms at which it expires
   KEYS[5]  lessor:{p}:lease:<lease>      hash  what the lease was granted for
+  KEYS[6]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
+  KEYS[7]  lessor:{p}:group:<group>:leases  zset  lease id -> ms at which it expires; KEYS[4] again for no group
   ARGV     1 "success", "learn", "rest" or "nothing", 2 lease, 3 key, 4 fingerprint, 5 fencing token,
-           6 channel for events, 7 this sidecar's name among those who wait, 8 provider, then
+           6 channel for events, 7 this sidecar's name among those who wait, 8 provider, 9 group that the answer
+           named, for a key whose group answers say, or "", then
            for success: the scoped subjects of the request,
+           for learn: the group whose limit it is or "", and how many uses the answer says are allowed or "",
            for rest: the scoped subject it is about, or "" for the key's own; class, wait the provider named in ms
            or "", first and longest wait of the class in ms, then as "1" or "0": a probation follows, only a
            check ends it, it is doubted; status or "", code or ""
@@ -16,11 +20,12 @@
   Again    harmless: evidence that is known grows nothing
   Clock    Redis TIME ]]
 local FENCE, COOLDOWNS, KEY, LEASES, LEASE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local GROUPS, CROWD = KEYS[6], KEYS[7]
 local WHAT, LEASE_ID, KEY_ID, FINGERPRINT = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local TOKEN, CHANNEL, SELF, PROVIDER = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+local TOKEN, CHANNEL, SELF, PROVIDER, NAMED = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local OWN = "rest:" .. FINGERPRINT
 
-local granted = redis.call("HMGET", LEASE, "key_id", "fencing_token", "fingerprint")
+local granted = redis.call("HMGET", LEASE, "key_id", "fencing_token", "fingerprint", "group")
 local contradicted = granted[1]
   and (granted[1] ~= KEY_ID or tonumber(granted[2]) ~= TOKEN or granted[3] ~= FINGERPRINT)
 if contradicted or redis.call("HEXISTS", KEY, "pool") == 0 then return { NOW, 0, "", 0 } end
@@ -35,7 +40,7 @@ local function succeed()
     rests.show(KEY)
     lifted = 1
   end
-  for at = 9, #ARGV do
+  for at = 10, #ARGV do
     local rest = rests.read(redis.call("HGET", COOLDOWNS, ARGV[at]))
     if rest and token > rest.token then
       redis.call("HDEL", COOLDOWNS, ARGV[at])
@@ -44,26 +49,71 @@ local function succeed()
   end
 end
 
--- One use less than were live when the provider said "too many"; of an ended lease it tells nothing.
+-- Remembers the group that an answer named, for this secret; of too many secrets the first goes that is neither
+-- this one nor the present one.
+local function learn_group()
+  local field = "group:" .. FINGERPRINT
+  if NAMED == "" or redis.call("HGET", KEY, field) == NAMED then return end
+  redis.call("HSET", KEY, field, NAMED)
+  local current, known, spare = redis.call("HGET", KEY, "fingerprint"), 0, nil
+  for _, other in ipairs(redis.call("HKEYS", KEY)) do
+    if string.sub(other, 1, 6) == "group:" then
+      known = known + 1
+      local may_go = other ~= field and other ~= "group:" .. (current or "")
+      if may_go and (not spare or other < spare) then spare = other end
+    end
+  end
+  if known > rests.FINGERPRINTS and spare then redis.call("HDEL", KEY, spare) end
+end
+
+-- One use less than were live when the provider said "too many", and no more than it says it allows or than was
+-- known.
+local function lowered(leases, known)
+  local live = redis.call("ZCOUNT", leases, string.format("(%.0f", NOW), "+inf")
+  return math.max(math.min(live - 1, rests.number(ARGV[11]) or math.huge, known or math.huge), 1)
+end
+
+local function set_group_cap(group, cap)
+  if redis.call("HEXISTS", GROUPS, group) == 0 and redis.call("HLEN", GROUPS) >= rests.GROUP_CAPS then
+    local all, oldest, oldest_since = redis.call("HGETALL", GROUPS), nil, nil
+    for at = 1, #all, 2 do
+      local row = rests.group_row(all[at + 1])
+      local since = row and rests.number(row.since_ms) or 0
+      if not oldest or since < oldest_since or (since == oldest_since and all[at] < oldest) then
+        oldest, oldest_since = all[at], since
+      end
+    end
+    redis.call("HDEL", GROUPS, oldest)
+  end
+  redis.call("HSET", GROUPS, group, cjson.encode({ cap = cap, since_ms = NOW }))
+end
+
+-- Of a lease that has ended it tells nothing: how many lived with it is gone.
 local function learn()
   local ends = tonumber(redis.call("ZSCORE", LEASES, LEASE_ID))
   if not granted[1] or not ends or ends <= NOW then return end
-  local live = redis.call("ZCOUNT", LEASES, string.format("(%.0f", NOW), "+inf")
-  redis.call("HSET", KEY, "learned_cap", math.max(live - 1, 1), "learned_at_ms", string.format("%.0f", NOW))
+  local group = ARGV[10]
+  if group ~= "" and granted[4] == group then
+    set_group_cap(group, lowered(CROWD, rests.group_cap(redis.call("HGET", GROUPS, group))))
+    return
+  end
+  local known = redis.call("HMGET", KEY, "learned_cap", "learned_at_ms")
+  local cap = lowered(LEASES, rests.learned_cap(known[1], known[2]))
+  redis.call("HSET", KEY, "learned_cap", cap, "learned_at_ms", string.format("%.0f", NOW))
 end
 
 local function refuse()
-  local subject = ARGV[9]
+  local subject = ARGV[10]
   local evidence = {
-    class = ARGV[10],
-    said_ms = tonumber(ARGV[11]),
-    first_ms = tonumber(ARGV[12]),
-    most_ms = tonumber(ARGV[13]),
-    probation = ARGV[14] == "1",
-    forever = ARGV[15] == "1",
-    doubt = ARGV[16] == "1",
-    status = tonumber(ARGV[17]),
-    code = ARGV[18] ~= "" and ARGV[18] or nil,
+    class = ARGV[11],
+    said_ms = tonumber(ARGV[12]),
+    first_ms = tonumber(ARGV[13]),
+    most_ms = tonumber(ARGV[14]),
+    probation = ARGV[15] == "1",
+    forever = ARGV[16] == "1",
+    doubt = ARGV[17] == "1",
+    status = tonumber(ARGV[18]),
+    code = ARGV[19] ~= "" and ARGV[19] or nil,
     lease = LEASE_ID,
     token = rests.believed(FENCE, TOKEN),
   }
@@ -85,6 +135,7 @@ local function refuse()
   end
 end
 
+learn_group()
 if WHAT == "success" then
   succeed()
 elseif WHAT == "learn" then

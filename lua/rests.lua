@@ -10,6 +10,9 @@ local rests = {
   EARLY_PROBE_EVERY = 1800000, -- how often an exhausted subject is tried before its end
   FINGERPRINTS = 4, -- secrets of one key whose own rests are remembered
   SCOPED = 1024, -- rests in the hash of cooldowns
+  STEP = 60000, -- how long a learned cap stays, and each step of its way back up takes
+  CAP_KEPT = 86400000, -- how long a learned cap is remembered
+  GROUP_CAPS = 256, -- groups whose learned caps are remembered
 }
 
 -- A number that counts exactly: Lua takes "nan" and "inf" for numbers, and beyond 2^53 skips some. Else nil.
@@ -140,6 +143,31 @@ function rests.status(disabled, fingerprint, own)
     return own.class == "rate" and "rate_limited" or own.class == "quota" and "exhausted" or "cooldown"
   end
   return rests.is_probation(own) and "probation" or "available"
+end
+
+-- A learned cap now, one more with each step; nil once it is forgotten, and where it cannot be one.
+function rests.learned_cap(cap, since_ms)
+  local known, age = rests.number(cap), math.max(NOW - (rests.number(since_ms) or 0), 0)
+  if not known or age >= rests.CAP_KEPT then return nil end
+  return math.max(math.floor(known), 1) + math.floor(age / rests.STEP)
+end
+
+-- The same of a group: JSON of cap and since_ms, in the hash of groups.
+function rests.group_row(text)
+  if not text then return nil end
+  local ok, row = pcall(cjson.decode, text)
+  if ok and type(row) == "table" then return row end
+end
+
+function rests.group_cap(text)
+  local row = rests.group_row(text)
+  if row then return rests.learned_cap(row.cap, row.since_ms) end
+end
+
+-- Whether answers say which group it is: `auto`, or a name that one of them gave. A key's hash holds the name
+-- by secret, in the field `group:<fingerprint>`.
+function rests.learns_group(group)
+  return group == "auto" or string.sub(group, 1, 5) == "auto."
 end
 
 -- Writes `status`, `reason`, `cooldown_until_ms` and `probe_lease` of a key's hash anew, for people: lending

@@ -2,13 +2,15 @@
   KEYS[1]  lessor:{p}:fence              string  last fencing token
   KEYS[2]  lessor:{p}:cooldowns          hash  subject -> rest
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
+  KEYS[4]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
   ARGV     1 "disable", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
            events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check
   Returns  now in ms, 1, or 0 where nobody serves such a key
-  Atomic   in one step. `clear` also lifts the rests of the key's group, and lifts nothing invalid
+  Atomic   in one step. `clear` also lifts the rests of the key's group, and the learned caps of both, and lifts
+           nothing invalid
   Again    harmless
   Clock    Redis TIME ]]
-local FENCE, COOLDOWNS, KEY = KEYS[1], KEYS[2], KEYS[3]
+local FENCE, COOLDOWNS, KEY, GROUPS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local WORD, KEY_ID, FINGERPRINT = ARGV[1], ARGV[2], ARGV[3]
 local CHANNEL, SELF, PROVIDER, CLASS = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
@@ -49,7 +51,11 @@ elseif WORD == "clear" then
   lift_own(nil, valid)
   lift_scoped("key:" .. KEY_ID .. "@", valid)
   local group = redis.call("HGET", KEY, "group")
+  if group and rests.learns_group(group) then
+    group = redis.call("HGET", KEY, "group:" .. (redis.call("HGET", KEY, "fingerprint") or ""))
+  end
   if group then
+    redis.call("HDEL", GROUPS, group)
     redis.call("HDEL", COOLDOWNS, "group:" .. group)
     lift_scoped("group:" .. group .. "|", always)
   end

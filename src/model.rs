@@ -95,6 +95,32 @@ impl AppName {
     }
 }
 
+impl GroupName {
+    /// The group of a key whose answers say which it is: `group = "auto"`.
+    pub fn auto() -> Self {
+        Self("auto".into())
+    }
+
+    /// Whether answers say which group it is: `auto`, or the name that one of them gave it.
+    pub fn is_auto(&self) -> bool {
+        self.0.strip_prefix("auto").is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+
+    /// The group of all keys whose answers name this organisation: `auto.<what can be read of it>-<hash>`.
+    /// The same in every sidecar, and no name that a person may give.
+    pub fn of_organization(organization: &str) -> Self {
+        use sha2::Digest as _;
+        let hash = sha2::Sha256::digest(organization.as_bytes());
+        let readable: String = organization
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .take(40)
+            .collect();
+        let hash = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect::<String>();
+        Self(format!("auto.{readable}-{hash}").into())
+    }
+}
+
 impl PoolName {
     /// The pool of a key that names none.
     pub fn default_pool() -> Self {
@@ -377,12 +403,26 @@ pub struct Outcome {
     pub code: Option<Arc<str>>,
     /// The key is not to blame, yet another one may serve the request.
     pub another_key: bool,
+    /// For [`Class::Concurrency`]: how many uses at once the answer says are allowed.
+    pub max_uses: Option<u32>,
+    /// The group of the organisation that the answer names; read only for a key whose group is `auto`.
+    pub organization: Option<GroupName>,
 }
 
 impl Outcome {
     /// An outcome of `class` that carries no wait and blames at most the key.
     pub fn plain(class: Class, status: Option<u16>) -> Self {
-        Self { class, scope: Scope::Key, wait: None, proven: true, status, code: None, another_key: false }
+        Self {
+            class,
+            scope: Scope::Key,
+            wait: None,
+            proven: true,
+            status,
+            code: None,
+            max_uses: None,
+            organization: None,
+            another_key: false,
+        }
     }
 
     /// The refusal that a success announces: nothing remains until a time, so the next request would only
@@ -397,7 +437,9 @@ impl Outcome {
     pub fn blamed_scope(&self) -> Scope {
         match (self.class, self.proven) {
             (Class::Invalid, true) => Scope::Key,
-            (Class::Invalid, false) | (Class::Access | Class::Region, _) => Scope::KeyModel,
+            (Class::Invalid, false) | (Class::Access, _) => Scope::KeyModel,
+            // From where the key may be used is a question of no model, unless its rule says so.
+            (Class::Region, _) if self.scope != Scope::KeyModel => Scope::Key,
             (Class::Overloaded, _) => Scope::ProviderModel,
             _ => self.scope,
         }
@@ -416,7 +458,8 @@ pub struct Candidate {
     pub key: KeyId,
     /// The pool it is asked for in; a key that is no member is passed over.
     pub pool: PoolName,
-    /// Its group, whose cooldowns count too.
+    /// Its group, whose cooldowns count too. Where it is `auto` ([`GroupName::is_auto`]) the store's word
+    /// counts: this is only what the caller knew of it.
     pub group: Option<GroupName>,
     /// The fingerprint of the secret this sidecar would use.
     pub fingerprint: Fingerprint,

@@ -259,7 +259,11 @@ impl Rooms {
             let mask = in_use.key().and_then(|key| self.masks.of(route.provider(), key));
             let mask = mask.map(|mask| mask.for_offer(outgoing.offers_extensions()));
             reply.sign(&in_use, mask, self.config.listen.response_headers);
-            let outcome = reply.outcome().clone();
+            let outcome = if in_use.learns_group() {
+                reply.outcome_and_group(route.provider(), outgoing.headers())
+            } else {
+                reply.outcome().clone()
+            };
             in_use.report(outcome.clone(), &choice.wish().model);
             self.note(&in_use, &outcome);
             if outcome.wants_another_key() {
@@ -429,7 +433,7 @@ fn goes_on(method: &Method, outcome: &Outcome) -> bool {
 /// group's.
 fn leave_out(choice: &mut Choice<'_>, in_use: &InUse, outcome: &Outcome) {
     let whole_group = matches!(outcome.scope, Scope::Group | Scope::GroupModel);
-    let group = in_use.key().and_then(|key| key.config.group.clone()).filter(|_| whole_group);
+    let group = in_use.group().filter(|_| whole_group);
     choice.rule_out(in_use.lease.key().clone(), group);
 }
 

@@ -857,3 +857,22 @@ proptest! {
         let _ = load(&edited(text, &edits));
     }
 }
+
+#[test]
+fn a_group_that_answers_name_is_no_name_to_give_and_none_where_no_answer_names_one() {
+    let with = |group: &str, more: &str| load(&format!("{KEY}group = \"{group}\"\n{more}"));
+    let config = with("auto", "").unwrap();
+    assert!(config.keys[0].group.as_ref().unwrap().is_auto() && config.warnings.is_empty());
+    let said = with("auto.acme", "").unwrap_err();
+    assert!(said.contains("keys[0].group is \"auto.acme\", must not begin with `auto.`"), "{said}");
+    assert!(!with("automatic", "").unwrap().keys[0].group.as_ref().unwrap().is_auto());
+
+    let mistral = KEY.replace("\"openai\"", "\"mistral\"") + "group = \"auto\"\n";
+    let warned = load(&mistral).unwrap().warnings.concat();
+    assert!(warned.contains("[providers.mistral] organization_header"), "{warned}");
+    let header = "[providers.mistral]\norganization_header = \"X-Org\"\n";
+    let told = load(&format!("{mistral}{header}")).unwrap();
+    assert!(told.warnings.is_empty(), "{:?}", told.warnings);
+    let said = refused("[providers.mistral]\norganization_header = \"x org\"\n");
+    assert!(said.contains("organization_header is `x org`, which is no header's name"), "{said}");
+}

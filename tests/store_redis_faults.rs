@@ -179,7 +179,7 @@ impl Sidecar {
 
     fn giving_back(&self, lent: &Lent) -> Release {
         let (key, pool) = (lent.grant.key.clone(), lent.grant.pool.clone());
-        Release { provider: self.provider.clone(), lease: lent.lease, key, pool }
+        Release { provider: self.provider.clone(), lease: lent.lease, key, pool, group: None }
     }
 
     async fn release(&self, lent: &Lent) -> Result<usize, StoreError> {
@@ -194,6 +194,7 @@ impl Sidecar {
             fingerprint: fingerprint(),
             token: lent.grant.token,
             app: AppName::anonymous(),
+            group: None,
         };
         Renew {
             provider: self.provider.clone(),
@@ -1126,6 +1127,7 @@ async fn lives_in_a_storm(sidecar: Sidecar, held: Arc<AtomicUsize>, cap: usize, 
             lease,
             key: key("k"),
             pool: PoolName::default_pool(),
+            group: None,
         };
         match sidecar.store.acquire(ask).await {
             Ok(Acquired::Granted(grant)) => {

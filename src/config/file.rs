@@ -18,7 +18,7 @@ use super::{
     AppConfig, Compressed, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields,
     sections, store, users,
 };
-use crate::model::{AppName, KeyId, PoolName, ProviderName, Secret};
+use crate::model::{AppName, GroupName, KeyId, PoolName, ProviderName, Secret};
 
 /// Reads and checks a configuration file, with the variables of this process.
 pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
@@ -199,7 +199,7 @@ fn read_keys(
         });
         let secret = table.need("secret").and_then(|_| table.secret("secret"));
         let pool = table.name("pool").map_or_else(PoolName::default_pool, |pool| pool.value);
-        let group = table.name("group").map(|group| group.value);
+        let group = table.get("group").and_then(|field| group_of(&field));
         let max_concurrent_uses = table.count("max_concurrent_uses", defaults::USES, 1..=1_000_000);
         let models =
             sections::all(&table, "models", pattern, "must be a model or a pattern such as \"gpt-*\"");
@@ -211,6 +211,13 @@ fn read_keys(
         seen.note_id(page, &provider, &id);
         let Some((secret, source, at)) = secret else { continue };
         let id = id.value;
+        let names_none = providers.all.get(&provider).is_some_and(|p| p.organization_header.is_none());
+        if names_none && group == Some(GroupName::auto()) {
+            page.warn(format!(
+                "key {id} has group = \"auto\", but no answer of {provider} is known to name an organisation: set \
+                 [providers.{provider}] organization_header, or name the group"
+            ));
+        }
         seen.note_secret(page, &provider, &id, &secret, &at);
         if let Some(warning) =
             providers.all.get(&provider).and_then(|p| checks::short_secret(p, &id, &secret))
@@ -239,6 +246,15 @@ fn refuse_empty(table: &Table<'_>, name: &str, absent: &str) {
     {
         table.page.refuse(&field.at, format!("{} is empty: leave it out where {absent}", field.path));
     }
+}
+
+/// `auto`, or a name of the user's own: those that begin with `auto.` are learned from answers.
+fn group_of(field: &Field<'_>) -> Option<GroupName> {
+    let name: GroupName = field.name()?;
+    if name.is_auto() && name != GroupName::auto() {
+        return field.wrong("must not begin with `auto.`: such names are given to groups that answers name");
+    }
+    Some(name)
 }
 
 fn pattern(text: &str) -> Option<String> {

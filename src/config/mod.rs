@@ -373,6 +373,10 @@ pub struct Provider {
     pub waits: Vec<Wait>,
     /// Where answers say what they used.
     pub usage: Vec<Usage>,
+    /// The header in which an answer names the organisation that its key belongs to.
+    pub organization_header: Option<http::HeaderName>,
+    /// The header in which an answer says how many uses at once are allowed.
+    pub max_uses_header: Option<http::HeaderName>,
     /// Paths that no leased key is sent to, in all readings of a path.
     pub deny_paths: Vec<PathPattern>,
     /// Exceptions from them.

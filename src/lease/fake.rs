@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::lock;
-use crate::model::{FencingToken, KeyId, KeyStatus, LeaseId, ModelName, ProviderName};
+use crate::model::{FencingToken, GroupName, KeyId, KeyStatus, LeaseId, ModelName, ProviderName};
 use crate::store::{
     Acquire, Acquired, Answer, Epoch, Grant, Reason, Refusal, Release, Renew, RenewAnswer, Renewed, Report,
     Reported, Snapshot, StatusChange, Store, StoreError, StoreEvent, StoreTime, SyncKeys, Synced,
@@ -38,6 +38,10 @@ pub(super) struct State {
     /// Every call, in the order of effect: `acquire k1`, `report k1 rate`, `release 1`, `renew 10`,
     /// `reassert 10`, `sync`.
     pub(super) log: Vec<String>,
+    /// The wait of each report.
+    pub(super) waits: Vec<Option<Duration>>,
+    /// What grants tell of the key's group.
+    pub(super) group: Option<GroupName>,
     /// The most leases that any key ever had above its cap.
     pub(super) excess: usize,
     tokens: u64,
@@ -70,6 +74,8 @@ impl Recorder {
             epoch: "one",
             revoked: BTreeSet::new(),
             log: Vec::new(),
+            waits: Vec::new(),
+            group: None,
             excess: 0,
             tokens: 0,
         };
@@ -171,6 +177,7 @@ impl State {
                     probe: self.probe,
                     wants_success: self.wants_success,
                     epoch: Epoch(self.epoch.into()),
+                    group: self.group.clone(),
                 });
             };
             if let Reason::Cooling(end) = reason {
@@ -236,6 +243,7 @@ impl Store for Recorder {
     fn report(&self, ask: Report) -> Answer<Reported> {
         self.call(move |state| {
             state.log.push(format!("report {} {}", ask.key, ask.outcome.class.as_str()));
+            state.waits.push(ask.outcome.wait);
             Ok(Reported::default())
         })
     }

@@ -31,6 +31,9 @@ pub enum Lost {
     TooLong,
 }
 
+/// How much longer than named a wait may become.
+const WAIT_JITTER: f64 = 0.05;
+
 const HELD: u8 = 0;
 const EXPIRED: u8 = 1;
 const REVOKED: u8 = 2;
@@ -45,6 +48,7 @@ pub(super) struct Hold {
     pub(super) token: FencingToken,
     pub(super) fingerprint: Fingerprint,
     pub(super) app: AppName,
+    pub(super) group: Option<GroupName>,
     pub(super) begun: Instant,
     /// In ticks: when it ends unless renewed; `u64::MAX` for never.
     pub(super) deadline: AtomicU64,
@@ -76,6 +80,7 @@ impl Hold {
             token: grant.token,
             fingerprint,
             app,
+            group: grant.group.clone(),
             begun,
             deadline: AtomicU64::new(deadline),
             end,
@@ -106,6 +111,7 @@ impl Hold {
             lease: self.id,
             key: self.key.clone(),
             pool: self.pool.clone(),
+            group: self.group.clone(),
         }
     }
 
@@ -117,6 +123,7 @@ impl Hold {
             fingerprint: self.fingerprint,
             token: self.token,
             app: self.app.clone(),
+            group: self.group.clone(),
         }
     }
 
@@ -282,6 +289,11 @@ impl Lease {
         &self.hold.pool
     }
 
+    /// The key's group as the store knows it: `auto` where answers say it and none has yet.
+    pub fn group(&self) -> Option<&GroupName> {
+        self.hold.group.as_ref()
+    }
+
     /// Rises with each lease of the provider.
     pub fn token(&self) -> FencingToken {
         self.hold.token
@@ -299,9 +311,13 @@ impl Lease {
 
     /// Says what the answer told about the key. The first call counts. It begins at once and off the
     /// caller's path; the release in `Drop` happens after it. What has no effect is not sent: a success
-    /// that clears nothing, and (but for a probe) the caller's mistakes, cancellations and broken networks.
-    /// A success that announces a refusal is followed by that.
-    pub fn report(&mut self, outcome: Outcome, model: Option<&ModelName>, group: Option<&GroupName>) {
+    /// that clears nothing, and (but for a probe) the caller's mistakes, cancellations and broken networks;
+    /// unless the answer names the group of a key that waits to be told. A success that announces a refusal is
+    /// followed by that.
+    ///
+    /// A wait that the provider named is made a little longer, so that not everybody who was told it comes
+    /// back at one moment; never shorter.
+    pub fn report(&mut self, mut outcome: Outcome, model: Option<&ModelName>) {
         if std::mem::replace(&mut self.reported, true) {
             return;
         }
@@ -310,10 +326,14 @@ impl Lease {
             Class::Caller | Class::Cancelled | Class::Network => false,
             _ => true,
         };
+        let group = self.hold.group.clone();
+        let learns = group.as_ref().is_some_and(GroupName::is_auto);
+        let names_group = learns && outcome.organization.is_some() && outcome.organization != group;
+        outcome.wait = outcome.wait.map(|wait| wait + wait.mul_f64(rand::random_range(0.0..WAIT_JITTER)));
         let report = |outcome| Report {
             provider: self.station.provider.clone(),
             key: self.hold.key.clone(),
-            group: group.cloned(),
+            group: group.clone(),
             lease: self.hold.id,
             token: self.hold.token,
             fingerprint: self.hold.fingerprint,
@@ -322,7 +342,7 @@ impl Lease {
         };
         // A success lifts what rested; what it announces rests only after that.
         let ahead = outcome.ahead();
-        let said = (has_effect || self.probe).then_some(outcome);
+        let said = (has_effect || self.probe || names_group).then_some(outcome);
         let reports: Vec<Report> = said.into_iter().chain(ahead).map(report).collect();
         if reports.is_empty() {
             return;

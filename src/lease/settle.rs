@@ -187,6 +187,7 @@ impl<'a> Asking<'a> {
             lease: self.id,
             key: candidate.key.clone(),
             pool: candidate.pool.clone(),
+            group: candidate.group.clone(),
         };
         self.asked.iter().map(release).collect()
     }

@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::fake::{Recorder, State};
 use super::*;
 use crate::config::OnLost;
-use crate::model::{AppName, Class, Fingerprint, LeaseId, ModelName, Outcome, PoolName, ProviderName};
+use crate::model::{
+    AppName, Class, Fingerprint, GroupName, LeaseId, ModelName, Outcome, PoolName, ProviderName,
+};
 use crate::store::{Candidate, SyncMode};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -539,8 +541,8 @@ async fn a_lease_is_released_exactly_once_and_after_its_report() {
         let bench = Bench::new(&[("k1", 1)]);
         let mut lease = bench.get(&["k1"]).await;
         bench.set(|state| state.latency = latency);
-        lease.report(said(Class::Rate), None, None);
-        lease.report(said(Class::Invalid), None, None); // the first counts
+        lease.report(said(Class::Rate), None);
+        lease.report(said(Class::Invalid), None); // the first counts
         bench.set(|state| state.latency = Duration::ZERO); // the release could be there first
         drop(lease);
         sleep(Duration::from_secs(1)).await;
@@ -553,7 +555,7 @@ async fn a_lease_is_released_exactly_once_and_after_its_report() {
 async fn a_release_spawns_nothing_where_the_store_answers_at_once() {
     let bench = Bench::new(&[("k1", 1)]);
     let mut lease = bench.get(&["k1"]).await;
-    lease.report(said(Class::Rate), None, None);
+    lease.report(said(Class::Rate), None);
     drop(lease);
     let inner = bench.leases.inner();
     assert!(inner.reports.is_empty() && inner.releases.is_empty());
@@ -565,7 +567,7 @@ async fn a_lease_may_be_dropped_on_a_thread_that_knows_no_runtime() {
     let mut lease = bench.get(&["k1"]).await;
     bench.set(|state| state.latency = MOMENT);
     let dropping = std::thread::spawn(move || {
-        lease.report(said(Class::Rate), None, None);
+        lease.report(said(Class::Rate), None);
         drop(lease);
     });
     dropping.join().unwrap();
@@ -578,17 +580,51 @@ async fn only_reports_that_can_change_something_are_sent() {
     let bench = Bench::new(&[("k1", 9)]);
     let quiet = [Class::Success, Class::Caller, Class::Cancelled, Class::Network];
     for class in quiet {
-        bench.get(&["k1"]).await.report(said(class), None, None);
+        bench.get(&["k1"]).await.report(said(class), None);
     }
     assert!(bench.store.logged("report").is_empty());
     bench.set(|state| state.wants_success = true);
-    bench.get(&["k1"]).await.report(said(Class::Success), None, None);
+    bench.get(&["k1"]).await.report(said(Class::Success), None);
     assert_eq!(bench.store.logged("report"), ["report k1 success"]);
     bench.set(|state| (state.wants_success, state.probe) = (false, true));
     for class in quiet {
-        bench.get(&["k1"]).await.report(said(class), None, None);
+        bench.get(&["k1"]).await.report(said(class), None);
     }
     assert_eq!(bench.store.logged("report").len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_names_a_group_is_told_once_and_only_of_a_key_that_waits_for_it() {
+    let org = || GroupName::of_organization("acme");
+    let names_it = || Outcome { organization: Some(org()), ..said(Class::Success) };
+    for (group, told) in [
+        (None, 0),
+        (Some(GroupName::parse("mine").unwrap()), 0),
+        (Some(GroupName::auto()), 1),
+        (Some(GroupName::of_organization("other")), 1),
+        (Some(org()), 0),
+    ] {
+        let bench = Bench::new(&[("k1", 1)]);
+        bench.set(|state| state.group = group);
+        bench.get(&["k1"]).await.report(names_it(), None);
+        assert_eq!(bench.store.logged("report").len(), told);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_was_named_becomes_up_to_a_twentieth_longer_and_never_shorter() {
+    let bench = Bench::new(&[("k1", 200)]);
+    let named = Duration::from_secs(100);
+    for _ in 0..100 {
+        bench.get(&["k1"]).await.report(Outcome { wait: Some(named), ..said(Class::Rate) }, None);
+    }
+    bench.get(&["k1"]).await.report(said(Class::Rate), None);
+    let mut waits = std::mem::take(&mut lock(&bench.store.state).waits);
+    assert_eq!(waits.pop(), Some(None));
+    assert!(waits.iter().all(|wait| (named..named * 105 / 100).contains(&wait.unwrap())), "{waits:?}");
+    waits.sort_unstable();
+    waits.dedup();
+    assert!(waits.len() > 50, "they are spread: {waits:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -835,7 +871,7 @@ async fn shutdown_releases_all_live_leases_in_one_call_and_their_drops_none() {
     for _ in 0..7 {
         leases.push(bench.get(&["k1", "k2"]).await);
     }
-    leases[0].report(said(Class::Rate), None, None);
+    leases[0].report(said(Class::Rate), None);
     bench.leases.shutdown().await;
     assert_eq!((bench.store.live(), bench.leases.live()), (0, 0));
     drop(leases);
@@ -851,7 +887,7 @@ async fn shutdown_is_bounded_when_the_store_hangs() {
     let mut lease = bench.get(&["k1"]).await;
     drop(bench.get(&["k1"]).await);
     bench.set(|state| state.mute = true);
-    lease.report(said(Class::Rate), None, None);
+    lease.report(said(Class::Rate), None);
     let begun = Instant::now();
     bench.leases.shutdown().await;
     assert!(begun.elapsed() <= Duration::from_millis(5001));

@@ -25,7 +25,7 @@ use http::{HeaderMap, StatusCode};
 use self::body::Body;
 pub use self::body::BodyKind;
 use crate::config::{Provider, Rule, Wait, WaitPlace};
-use crate::model::{Class, Outcome, Scope};
+use crate::model::{Class, GroupName, Outcome, Scope};
 
 /// How much of a refusal's body is looked at, before and after decoding.
 pub const MAX_BODY: usize = 65536;
@@ -104,6 +104,8 @@ pub fn reading<'a>(
         status: Some(status.as_u16()),
         code: hit.code.and_then(rules::evidence),
         another_key: rule.another_key,
+        max_uses: (rule.class == Class::Concurrency).then(|| max_uses(provider, headers)).flatten(),
+        organization: None,
     };
     Reading { outcome, rule: Some(rule), wait: named.map(|(place, _)| place), body: body.kind() }
 }
@@ -124,6 +126,20 @@ fn success<'a>(
         outcome.wait = Some(wait);
     }
     Reading { outcome, rule: None, wait: ahead.map(|(place, _)| place), body: BodyKind::NotAsked }
+}
+
+/// How many uses at once an answer says are allowed.
+fn max_uses(provider: &Provider, headers: &HeaderMap) -> Option<u32> {
+    let text = headers.get(provider.max_uses_header.as_ref()?)?.to_str().ok()?;
+    text.trim().parse().ok().filter(|uses| *uses > 0)
+}
+
+/// The group of the organisation that an answer names, to a request that named none itself: whose answer it
+/// is then follows from the key alone.
+pub fn organization(provider: &Provider, asked: &HeaderMap, answered: &HeaderMap) -> Option<GroupName> {
+    let name = provider.organization_header.as_ref()?;
+    let text = answered.get(name).filter(|_| !asked.contains_key(name))?.to_str().ok()?.trim();
+    (!text.is_empty()).then(|| GroupName::of_organization(text))
 }
 
 /// The wait that an answer of `class` names, bounded for that class; `None` where it names none, or where

@@ -839,3 +839,43 @@ proptest! {
         prop_assert_eq!(waits::parse(&text, WaitFormat::Duration, now()), Some(meant));
     }
 }
+
+#[test]
+fn an_answer_names_an_organisation_only_to_a_request_that_named_none() {
+    let headers = |lines: &[(&'static str, &'static str)]| {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
+        };
+        lines.iter().map(pair).collect::<HeaderMap>()
+    };
+    let of =
+        |name: &str, asked: &[(&'static str, &'static str)], answered: &[(&'static str, &'static str)]| {
+            organization(&provider(name), &headers(asked), &headers(answered))
+        };
+    let acme = [("openai-organization", "Acme, Inc."), ("anthropic-organization-id", "Acme, Inc.")];
+    let group = GroupName::of_organization("Acme, Inc.");
+    assert!(group.as_str().starts_with("auto.acme--inc--") && group.is_auto(), "{group}");
+    assert_eq!(of("openai", &[("accept", "*/*")], &acme), Some(group.clone()));
+    assert_eq!(of("anthropic", &[], &acme), Some(group.clone()));
+    assert_eq!(of("openai", &acme, &acme), None);
+    for empty in [&[("openai-organization", "  ")][..], &[]] {
+        assert_eq!(of("openai", &[], empty), None);
+    }
+    assert_eq!(of("mistral", &[], &acme), None);
+    // whatever it is called, its group has a name, and another's has another
+    let long = GroupName::of_organization(&"é".repeat(900));
+    assert_eq!(GroupName::parse(long.as_str()), Ok(long));
+    assert_ne!(GroupName::of_organization("acme, inc."), group);
+}
+
+#[test]
+fn only_a_refusal_for_too_many_at_once_says_how_many_are_allowed() {
+    let says = |status, header, body: &str| read_at(&provider("elevenlabs"), status, header, body).max_uses;
+    let full = r#"{"detail":{"status":"too_many_concurrent_requests"}}"#;
+    assert_eq!(says(429, "maximum-concurrent-requests: 15", full), Some(15));
+    for unreadable in ["maximum-concurrent-requests: 0", "maximum-concurrent-requests: 1.5", ""] {
+        assert_eq!(says(429, unreadable, full), None, "{unreadable}");
+    }
+    assert_eq!(says(429, "maximum-concurrent-requests: 15", "{}"), None);
+    assert_eq!(says(200, "maximum-concurrent-requests: 15", full), None);
+}

@@ -11,7 +11,7 @@ use http_body_util::Full;
 
 use crate::forward::held::{Broken, Ending, Guard, Held};
 use crate::lease::{Lease, Lost};
-use crate::model::{KeyId, Outcome, ProviderName};
+use crate::model::{GroupName, KeyId, Outcome, ProviderName};
 use crate::route::Standing;
 use crate::route::ring::{ModelKnown, ProviderKeys, RingKey};
 use crate::scrub::Filter;
@@ -74,6 +74,9 @@ impl InUse {
     pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>) -> Self {
         let key = lease.key().clone();
         keys.lent(&key);
+        if let (Some(known), Some(group)) = (keys.key(&key), lease.group()) {
+            known.is_of(group);
+        }
         Self { lease, keys, key }
     }
 
@@ -88,8 +91,20 @@ impl InUse {
 
     /// Says what the answer said; the store hears it before the slot comes back.
     pub(super) fn report(&mut self, outcome: Outcome, model: &ModelKnown) {
-        let group = self.key().and_then(|key| key.config.group.clone());
-        self.lease.report(outcome, model.name(), group.as_ref());
+        if let (Some(known), Some(group)) = (self.key(), &outcome.organization) {
+            known.is_of(group);
+        }
+        self.lease.report(outcome, model.name());
+    }
+
+    /// Whether answers say which group the key is of.
+    pub(super) fn learns_group(&self) -> bool {
+        self.lease.group().is_some_and(GroupName::is_auto)
+    }
+
+    /// The group that shares the key's limits, as far as it is known.
+    pub(super) fn group(&self) -> Option<GroupName> {
+        self.key().and_then(RingKey::group).filter(|group| *group != GroupName::auto())
     }
 }
 

@@ -45,6 +45,10 @@ impl Outgoing {
         self.headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
     }
 
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
     pub(super) fn method(&self) -> &Method {
         &self.method
     }

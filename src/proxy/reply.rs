@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -56,6 +56,13 @@ impl Reply {
 
     pub(super) fn outcome(&self) -> &Outcome {
         &self.outcome
+    }
+
+    /// The outcome, with the group of the organisation that the answer names; `asked` are the headers that
+    /// it answers.
+    pub(super) fn outcome_and_group(&self, provider: &Provider, asked: &HeaderMap) -> Outcome {
+        let organization = outcome::organization(provider, asked, &self.head.headers);
+        Outcome { organization, ..self.outcome.clone() }
     }
 
     /// Says whose key answered, if `tell`, and masks that key wherever the provider echoed it.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 
 use crate::config::{Config, KeyConfig, Provider, Strategy};
 use crate::model::{
@@ -69,6 +69,8 @@ struct KeyState {
     in_flight: AtomicU32,
     /// Ms since the ring's birth at which it was last lent, plus one; 0: never.
     last_lent: AtomicU64,
+    /// Where its group is `auto`: what answers have named.
+    group: ArcSwapOption<GroupName>,
 }
 
 /// What is known of a request's model.
@@ -119,9 +121,10 @@ impl Wish {
         self.refused_groups.extend(group);
     }
 
-    fn rules_out(&self, key: &KeyConfig) -> bool {
-        self.refused.contains(&key.id)
-            || key.group.as_ref().is_some_and(|group| self.refused_groups.contains(group))
+    fn rules_out(&self, key: &RingKey) -> bool {
+        self.refused.contains(&key.config.id)
+            || (!self.refused_groups.is_empty()
+                && key.group().is_some_and(|group| self.refused_groups.contains(&group)))
     }
 }
 
@@ -242,6 +245,23 @@ impl RingKey {
         }
     }
 
+    /// Its group; where that is `auto`, what is known of it here.
+    pub fn group(&self) -> Option<GroupName> {
+        let known = || self.state.group.load().as_deref().cloned();
+        match &self.config.group {
+            Some(group) if group.is_auto() => known().or_else(|| Some(group.clone())),
+            group => group.clone(),
+        }
+    }
+
+    /// The store, or an answer, told its group.
+    pub fn is_of(&self, group: &GroupName) {
+        if self.config.group.as_ref().is_some_and(GroupName::is_auto) && self.group().as_ref() != Some(group)
+        {
+            self.state.group.store(Some(Arc::new(group.clone())));
+        }
+    }
+
     fn serves(&self, model: &ModelKnown) -> bool {
         self.config.models.is_empty()
             || match model {
@@ -289,7 +309,7 @@ impl ProviderKeys {
         for (at, key) in self.keys.iter().enumerate() {
             let wanted = wish.pinned.as_ref().is_none_or(|id| *id == key.config.id)
                 && key.serves(&wish.model)
-                && !wish.rules_out(&key.config);
+                && !wish.rules_out(key);
             if let Some(rank) = chain.iter().position(|pool| *pool == key.config.pool).filter(|_| wanted) {
                 members.push((at, rank));
             }
@@ -355,7 +375,7 @@ impl ProviderKeys {
         Candidate {
             key: key.config.id.clone(),
             pool: key.config.pool.clone(),
-            group: key.config.group.clone(),
+            group: key.group(),
             fingerprint: key.fingerprint(),
         }
     }

@@ -134,8 +134,8 @@ impl Store for MemoryStore {
             for ask in asks {
                 let released = locked(&inner.ledger(&ask.provider)).release(&ask, (inner.clock)());
                 freed += usize::from(released.freed);
-                if released.probe_ended {
-                    // Those who wait for its group's or its provider's probe wait for other keys too.
+                if released.wakes_all {
+                    // Those who wait for its group, or its provider's probe, wait for other keys too.
                     inner.tell(StoreEvent::Changed(ask.provider));
                 }
             }

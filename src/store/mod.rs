@@ -116,6 +116,9 @@ pub struct Grant {
     pub wants_success: bool,
     /// The store's life in which it was granted.
     pub epoch: Epoch,
+    /// The key's group: the candidate's, or where that is `auto` the one that answers have named, and
+    /// `auto` while none has.
+    pub group: Option<GroupName>,
 }
 
 /// Why nothing was lent, candidate by candidate, and when it is worth trying again.
@@ -191,6 +194,8 @@ pub struct Held {
     pub token: FencingToken,
     /// Its caller.
     pub app: AppName,
+    /// Its key's group, as granted.
+    pub group: Option<GroupName>,
 }
 
 /// What became of a [`Renew`]: one answer per lease, in order.
@@ -224,6 +229,9 @@ pub struct Release {
     pub key: KeyId,
     /// The pool it was granted in.
     pub pool: PoolName,
+    /// Its key's group, as granted. Where it is another the slot is freed all the same, and the group counts
+    /// it for as long as it would have lived.
+    pub group: Option<GroupName>,
 }
 
 /// Applies an outcome. Longest evidence wins; nothing shortens a cooldown by accident; a success
@@ -235,7 +243,8 @@ pub struct Report {
     pub provider: ProviderName,
     /// The key.
     pub key: KeyId,
-    /// Its group, where it has one.
+    /// Its group, as granted. Where it is `auto`, the organisation that the outcome names becomes the key's
+    /// group, for this secret, before anything else is applied.
     pub group: Option<GroupName>,
     /// The lease (ends a probation it is the probe of).
     pub lease: LeaseId,
@@ -314,22 +323,43 @@ pub struct KeyView {
     pub provider: ProviderName,
     /// Its pool.
     pub pool: PoolName,
-    /// Its group.
+    /// Its group; where it is `auto` and answers have named one, that.
     pub group: Option<GroupName>,
     /// For the fingerprint the last `sync_keys` named.
     pub status: KeyStatus,
     /// The class that set the status, or who.
     pub reason: Option<String>,
+    /// When the key's own cooldown was set.
+    #[serde(default)]
+    pub cooldown_since_ms: Option<StoreTime>,
     /// When the key's own cooldown ends.
     pub cooldown_until_ms: Option<StoreTime>,
+    /// What set the status, where an answer did.
+    #[serde(default)]
+    pub evidence: Option<EvidenceView>,
     /// Live leases.
     pub in_use: u32,
     /// Its cap.
     pub max_concurrent_uses: u32,
+    /// The cap that the provider taught, while it is below the key's own.
+    #[serde(default)]
+    pub learned_concurrent_uses: Option<u32>,
+    /// The cap that the provider taught for all keys of the group together.
+    #[serde(default)]
+    pub group_concurrent_uses: Option<u32>,
     /// When it was last lent.
     pub last_used_at_ms: Option<StoreTime>,
     /// Scoped cooldowns that bear on it.
     pub cooldowns: Vec<CooldownView>,
+}
+
+/// What an answer showed; never more of its body than its code.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvidenceView {
+    /// Its status.
+    pub status: Option<u16>,
+    /// The code in its body.
+    pub code: Option<String>,
 }
 
 /// One scoped cooldown.

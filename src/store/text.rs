@@ -4,11 +4,13 @@
 //! fields are only ever added, and a reader that meets what it does not know takes the rest as unreadable
 //! rather than guess.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::StoreTime;
+use super::rules::learned::Groups;
 use super::rules::rest::Rest;
 use super::rules::subject::Subject;
 use crate::model::{Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, ModelName};
@@ -33,6 +35,21 @@ pub fn parse_fingerprint(text: &str) -> Option<Fingerprint> {
         *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
     }
     Some(Fingerprint(bytes))
+}
+
+/// The groups that a key's answers named, as JSON by fingerprint; `None` where there are none.
+pub(in crate::store) fn groups_text(groups: &Groups) -> Option<String> {
+    let all: BTreeMap<String, &GroupName> =
+        groups.0.iter().map(|(secret, group)| (fingerprint_text(*secret), group)).collect();
+    // Names and hex digits: there is nothing that JSON cannot hold.
+    if all.is_empty() { None } else { serde_json::to_string(&all).ok() }
+}
+
+/// The groups that [`groups_text`] wrote; what cannot be read is learned again.
+pub(in crate::store) fn parse_groups(text: &str) -> Groups {
+    let all: BTreeMap<String, GroupName> = serde_json::from_str(text).unwrap_or_default();
+    let read = |(secret, group): (String, GroupName)| Some((parse_fingerprint(&secret)?, group));
+    Groups(all.into_iter().filter_map(read).collect())
 }
 
 /// A subject as text: `key:<key>@<fingerprint>`, the same and `|<model>`, `group:<group>`,

@@ -264,7 +264,13 @@ async fn as_a_child_it_lends_until_it_is_killed() {
                 assert!(seen <= CAP, "{seen} uses of {}", grant.key);
                 tokio::time::sleep(ms(1)).await;
                 std::fs::remove_file(&shown).unwrap();
-                let given = Release { provider: provider(), lease, key: grant.key, pool: pool("default") };
+                let given = Release {
+                    provider: provider(),
+                    lease,
+                    key: grant.key,
+                    pool: pool("default"),
+                    group: None,
+                };
                 assert_eq!(store.release(vec![given]).await.unwrap(), 1);
             }
         })

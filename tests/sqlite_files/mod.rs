@@ -253,3 +253,24 @@ async fn an_acquire_dropped_before_its_first_poll_has_done_nothing() {
     world.lend_and_report("a", says(Class::Success)).await;
     assert!(matches!(world.acquire(&world.ask(["a"])).await, Acquired::Granted(_)));
 }
+
+#[tokio::test]
+async fn a_file_that_was_made_before_answers_taught_anything_is_taken_on() {
+    let world = World::of(OnFile::fresh().await);
+    world.keys([("a", 4)]).await;
+    world.lend_and_report("a", says_wait(Class::Rate, MINUTE)).await;
+    let OnFile { place, host, store } = world.backend;
+    drop(store);
+    let old = Connection::open(&place.file).unwrap();
+    old.execute_batch(
+        "DROP TABLE group_caps; ALTER TABLE keys DROP COLUMN learned_groups;
+         ALTER TABLE leases DROP COLUMN key_group;",
+    )
+    .unwrap();
+    drop(old);
+    for _ in 0..2 {
+        let store = host.open(&place.file);
+        let keys = store.snapshot(provider()).await.unwrap().keys;
+        assert_eq!(keys[0].reason.as_deref(), Some("rate"));
+    }
+}

@@ -114,9 +114,15 @@ macro_rules! store_contract {
             an_exhausted_group_is_probed_by_one_key_alone
             too_many_at_once_lowers_the_cap_for_a_minute_and_then_step_by_step_raises_it
             too_many_at_once_said_of_an_ended_lease_teaches_nothing
+            too_many_at_once_in_a_group_lowers_the_cap_of_all_its_keys_together
+            a_maximum_that_an_answer_names_is_learned_and_no_refusal_raises_what_was_learned
+            a_learned_cap_ends_no_lease_and_is_forgotten_after_a_day
+            keys_whose_answers_name_one_organisation_share_its_limits_from_then_on
+            a_learned_group_is_that_of_one_secret_alone
             a_key_the_provider_proved_bad_waits_for_a_check
             a_doubted_key_rests_for_the_model_until_a_check_says_good
             a_model_that_a_key_may_not_use_rests_for_half_an_hour_with_this_key
+            a_key_that_may_not_be_used_from_here_rests_for_every_model
             an_overloaded_provider_rests_the_model_and_then_sends_one_probe
             what_does_not_blame_the_key_changes_nothing
             a_report_that_contradicts_its_lease_changes_nothing
@@ -133,6 +139,7 @@ macro_rules! store_contract {
             a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on
             enabling_lifts_invalid_and_keeps_cooldowns
             clearing_lifts_every_cooldown_of_the_key_but_not_invalid
+            clearing_lifts_what_was_learned_of_a_groups_uses
             a_failed_check_makes_the_key_invalid_with_that_secret_alone
             a_word_on_an_unknown_key_is_refused
             a_key_without_a_secret_is_pending
@@ -279,7 +286,7 @@ impl<B: Backend> World<B> {
         match self.acquire(&ask).await {
             Acquired::Granted(grant) => {
                 let chosen = ask.candidates.iter().find(|candidate| candidate.key == grant.key).unwrap();
-                let (secret, group) = (chosen.fingerprint, chosen.group.clone());
+                let (secret, group) = (chosen.fingerprint, grant.group.clone());
                 Taken { lease: ask.lease, grant, secret, group, model: ask.model }
             }
             other => panic!("wanted a grant, got {other:?}"),
@@ -318,7 +325,8 @@ impl<B: Backend> World<B> {
     /// Whether this would be lent; gives it back.
     pub async fn lends(&self, ask: Acquire) -> bool {
         let Acquired::Granted(grant) = self.acquire(&ask).await else { return false };
-        let ask = Release { provider: provider(), lease: ask.lease, key: grant.key, pool: grant.pool };
+        let Grant { key, pool, group, .. } = grant;
+        let ask = Release { provider: provider(), lease: ask.lease, key, pool, group };
         self.store().release(vec![ask]).await.unwrap();
         true
     }
@@ -392,8 +400,8 @@ impl<B: Backend> World<B> {
 
 impl Taken {
     pub fn released(&self) -> Release {
-        let Grant { key, pool, .. } = self.grant.clone();
-        Release { provider: provider(), lease: self.lease, key, pool }
+        let Grant { key, pool, group, .. } = self.grant.clone();
+        Release { provider: provider(), lease: self.lease, key, pool, group }
     }
 
     pub fn reported(&self, outcome: Outcome) -> Report {
@@ -410,8 +418,9 @@ impl Taken {
     }
 
     pub fn held(&self) -> Held {
-        let Grant { key, pool, token, .. } = self.grant.clone();
-        Held { lease: self.lease, key, pool, fingerprint: self.secret, token, app: AppName::anonymous() }
+        let Grant { key, pool, token, group, .. } = self.grant.clone();
+        let app = AppName::anonymous();
+        Held { lease: self.lease, key, pool, fingerprint: self.secret, token, app, group }
     }
 }
 

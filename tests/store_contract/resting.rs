@@ -1,5 +1,7 @@
 //! What answers do to keys, groups, models and providers.
 
+use lessor::store::EvidenceView;
+
 use super::*;
 
 /// Long enough to outlive every test, for leases that stay out while time passes.
@@ -34,12 +36,15 @@ pub async fn a_rate_limited_key_rests_as_long_as_it_was_told_and_heals_by_itself
     let view = world.view("a").await;
     assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::RateLimited, Some("rate")));
     assert_eq!(view.cooldown_until_ms, reported.cooling_until);
+    assert!(world.is_in(view.cooldown_since_ms.unwrap(), Duration::ZERO));
+    assert_eq!(view.evidence, Some(EvidenceView { status: Some(429), code: None }));
 
     pass!(world, SECOND + B::SLACK);
     let taken = world.lend("a").await;
     assert!(!taken.grant.probe && !taken.grant.wants_success);
     let view = world.view("a").await;
     assert_eq!((view.status, view.reason, view.cooldown_until_ms), (KeyStatus::Available, None, None));
+    assert_eq!((view.cooldown_since_ms, view.evidence), (None, None));
 }
 
 pub async fn waits_that_nobody_named_double_up_to_two_minutes<B: Backend>(world: World<B>) {
@@ -382,7 +387,8 @@ pub async fn too_many_at_once_lowers_the_cap_for_a_minute_and_then_step_by_step_
     assert_eq!((reported.cooling_until, reported.status), (None, Some(KeyStatus::Available)));
     world.release(&held[0]).await;
     assert_eq!(world.why_not_key("a").await, Reason::Full);
-    assert_eq!(world.view("a").await.max_concurrent_uses, 6);
+    let view = world.view("a").await;
+    assert_eq!((view.max_concurrent_uses, view.learned_concurrent_uses), (6, Some(3)));
     world.release(&held[1]).await;
     held.push(lend_long(&world, "a").await);
     assert_eq!(world.why_not_key("a").await, Reason::Full);
@@ -394,6 +400,7 @@ pub async fn too_many_at_once_lowers_the_cap_for_a_minute_and_then_step_by_step_
         lend_long(&world, "a").await;
         assert_eq!(world.why_not_key("a").await, Reason::Full);
     }
+    assert_eq!(world.view("a").await.learned_concurrent_uses, None);
     // a lone lease is never the one too many
     world.keys([("b", 2)]).await;
     let alone = lend_long(&world, "b").await;
@@ -410,6 +417,168 @@ pub async fn too_many_at_once_said_of_an_ended_lease_teaches_nothing(world: Worl
     world.lend("a").await;
     world.report(&ended, says(Class::Concurrency)).await;
     assert!(world.lends_key("a").await);
+}
+
+fn crowded(scope: Scope, max_uses: Option<u32>) -> Outcome {
+    Outcome { scope, max_uses, ..says(Class::Concurrency) }
+}
+
+pub async fn too_many_at_once_in_a_group_lowers_the_cap_of_all_its_keys_together<B: Backend>(
+    world: World<B>,
+) {
+    world.sync(vec![grouped("a"), grouped("b"), setting("c", 4)]).await;
+    let ask = |name| Acquire { ttl: LONG, ..ask_in_group(&world, name, "m") };
+    let mut held = Vec::new();
+    for name in ["a", "a", "b", "b"] {
+        held.push(world.take(ask(name)).await);
+    }
+    world.report(&held[3], crowded(Scope::Group, None)).await;
+    let view = world.view("a").await;
+    assert_eq!((view.learned_concurrent_uses, view.group_concurrent_uses), (None, Some(3)));
+    assert_eq!(world.view("c").await.group_concurrent_uses, None);
+    world.release(&held[3]).await;
+    // three of the group are in use, whosoever they are, and no more are lent
+    let refusal = world.refuse(ask("b")).await;
+    assert_eq!((refusal.reasons[0].1, refusal.lease_end), (Reason::Full, Some(held[0].grant.expires_at)));
+    assert_eq!(world.why_not(ask("a")).await, Reason::Full);
+    assert!(world.lends_key("c").await);
+    world.release(&held[0]).await;
+    held[0] = world.take(ask("b")).await;
+    assert_eq!(world.why_not(ask("b")).await, Reason::Full);
+    // a renewal keeps its place among them
+    let answers = world.renew(world.renewal(&[&held[0], &held[1], &held[2]])).await;
+    assert!(answers.iter().all(|answer| matches!(answer, RenewAnswer::Renewed(_))));
+    assert_eq!(world.why_not(ask("a")).await, Reason::Full);
+    pass!(world, MINUTE);
+    world.take(ask("a")).await;
+    assert_eq!(world.why_not(ask("a")).await, Reason::Full);
+    // who has crashed leaves his place to others
+    pass!(world, LONG + B::SLACK);
+    world.take(ask("a")).await;
+}
+
+pub async fn a_maximum_that_an_answer_names_is_learned_and_no_refusal_raises_what_was_learned(
+    world: World<impl Backend>,
+) {
+    world.keys([("a", 8)]).await;
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        held.push(lend_long(&world, "a").await);
+    }
+    let learned = async || world.view("a").await.learned_concurrent_uses;
+    world.report(&held[5], crowded(Scope::Key, Some(2))).await;
+    assert_eq!(learned().await, Some(2));
+    // those under way are answered still: what they say is older news
+    world.report(&held[4], crowded(Scope::Key, None)).await;
+    world.report(&held[3], crowded(Scope::Key, Some(7))).await;
+    assert_eq!(learned().await, Some(2));
+    for taken in &held[2..] {
+        world.release(taken).await;
+    }
+    assert_eq!(world.why_not_key("a").await, Reason::Full);
+    world.release(&held[1]).await;
+    assert!(world.lends_key("a").await);
+    // others may use the account, too: refused below the maximum, less is learned
+    world.keys([("b", 8)]).await;
+    let [first, _second] = [lend_long(&world, "b").await, lend_long(&world, "b").await];
+    world.report(&first, crowded(Scope::Key, Some(5))).await;
+    assert_eq!(world.view("b").await.learned_concurrent_uses, Some(1));
+}
+
+pub async fn a_learned_cap_ends_no_lease_and_is_forgotten_after_a_day<B: Backend>(world: World<B>) {
+    world.sync(vec![KeySettings { max_concurrent_uses: 4000, ..grouped("a") }]).await;
+    let ask = || Acquire { ttl: LONG, ..ask_in_group(&world, "a", "m") };
+    let held = [world.take(ask()).await, world.take(ask()).await, world.take(ask()).await];
+    for scope in [Scope::Group, Scope::Key] {
+        world.report(&held[0], crowded(scope, Some(1))).await;
+    }
+    let answers = world.renew(world.renewal(&[&held[0], &held[1], &held[2]])).await;
+    assert!(answers.iter().all(|answer| matches!(answer, RenewAnswer::Renewed(_))));
+    let learned = async || {
+        let view = world.view("a").await;
+        (view.learned_concurrent_uses, view.group_concurrent_uses)
+    };
+    assert_eq!(learned().await, (Some(1), Some(1)));
+    pass!(world, HOUR * 24 - SECOND);
+    assert_eq!(learned().await, (Some(1440), Some(1440)));
+    pass!(world, SECOND + B::SLACK);
+    assert_eq!(learned().await, (None, None));
+}
+
+/// A key whose group answers say.
+fn learning(name: &str) -> KeySettings {
+    KeySettings { group: Some(GroupName::auto()), ..setting(name, 4) }
+}
+
+/// What a sidecar asks with that knows the key's group only as it was told.
+fn ask_as_told<B: Backend>(world: &World<B>, name: &str, told: &GroupName) -> Acquire {
+    let one = Candidate { group: Some(told.clone()), ..candidate(name) };
+    Acquire { candidates: vec![one], ttl: LONG, ..world.ask_for_model(name, "m") }
+}
+
+pub async fn keys_whose_answers_name_one_organisation_share_its_limits_from_then_on(
+    world: World<impl Backend>,
+) {
+    world.sync(vec![learning("a"), learning("b"), learning("c")]).await;
+    let (auto, org) = (GroupName::auto(), GroupName::of_organization("Acme, Inc."));
+    let ask = |name: &str, told: &GroupName| ask_as_told(&world, name, told);
+    let names = |class, of: &GroupName| Outcome { organization: Some(of.clone()), ..says(class) };
+    // unknown yet: the limit is the key's
+    let first = world.take(ask("a", &auto)).await;
+    assert_eq!(first.grant.group, Some(auto.clone()));
+    assert_eq!(world.view("a").await.group, Some(auto.clone()));
+    for (name, of) in [("a", &org), ("b", &org), ("c", &GroupName::of_organization("another"))] {
+        let taken = world.take(ask(name, &auto)).await;
+        world.report(&taken, names(Class::Success, of)).await;
+        world.release(&taken).await;
+        assert_eq!(world.view(name).await.group.as_ref(), Some(of));
+    }
+    // who does not know it is told it, and again when the reply was lost
+    let untold = ask("b", &auto);
+    let taken = world.take(untold.clone()).await;
+    assert_eq!(taken.grant.group, Some(org.clone()));
+    assert_eq!(world.take(untold).await.grant, taken.grant);
+    world.report(&taken, says_of(Class::Rate, Scope::GroupModel, MINUTE)).await;
+    for told in [&auto, &org] {
+        world.cools_for(world.why_not(ask("a", told)).await, MINUTE);
+    }
+    assert!(world.lends(ask("c", &auto)).await);
+    assert_eq!(world.view("a").await.cooldowns[0].subject, format!("{org}|m"));
+    // the very answer that names it may be the refusal
+    let refused = names(Class::Quota, &org);
+    world.report(&first, Outcome { scope: Scope::Group, ..refused }).await;
+    assert_eq!(world.status("a").await, KeyStatus::Available);
+    assert_eq!(world.view("b").await.cooldowns.len(), 2);
+    // and a person clears it by any of its keys
+    world.set("b", StatusChange::Clear).await;
+    assert!(world.lends(ask("a", &org)).await);
+}
+
+pub async fn a_learned_group_is_that_of_one_secret_alone(world: World<impl Backend>) {
+    world.sync(vec![learning("a")]).await;
+    let auto = GroupName::auto();
+    let of = |number: u8| GroupName::of_organization(&format!("org-{number}"));
+    let ask = |number| ask_as_told(&world, "a", &auto).with_secret(number);
+    let told = async |number| {
+        let taken = world.take(ask(number)).await;
+        world.release(&taken).await;
+        taken.grant.group.unwrap()
+    };
+    for number in 1..7 {
+        let taken = world.take(ask(number)).await;
+        world.report(&taken, Outcome { organization: Some(of(number)), ..says(Class::Success) }).await;
+        world.release(&taken).await;
+    }
+    // the present one stays known, and the latest; of the others some
+    assert_eq!((told(1).await, told(6).await, told(2).await), (of(1), of(6), auto.clone()));
+    assert_eq!(told(9).await, auto);
+    // an answer says it once for all: nobody else's word is taken
+    let mine = Candidate { group: Some(group("mine")), ..candidate("a") };
+    let ask = Acquire { candidates: vec![mine], ..world.ask(["a"]) };
+    let taken = world.take(ask).await;
+    assert_eq!(taken.grant.group, Some(group("mine")));
+    world.report(&taken, Outcome { organization: Some(of(8)), ..says(Class::Success) }).await;
+    assert_eq!(told(1).await, of(1));
 }
 
 pub async fn a_key_the_provider_proved_bad_waits_for_a_check<B: Backend>(world: World<B>) {
@@ -477,9 +646,10 @@ pub async fn a_model_that_a_key_may_not_use_rests_for_half_an_hour_with_this_key
     world: World<B>,
 ) {
     world.keys([("a", 4), ("b", 4)]).await;
-    for (class, for_model) in [(Class::Access, "m"), (Class::Region, "n")] {
+    for (class, scope, for_model) in [(Class::Access, Scope::Key, "m"), (Class::Region, Scope::KeyModel, "n")]
+    {
         let taken = world.take(world.ask_for_model("a", for_model)).await;
-        world.report(&taken, Outcome { scope: Scope::Key, ..says_wait(class, SECOND) }).await;
+        world.report(&taken, Outcome { scope, ..says_wait(class, SECOND) }).await;
         world.cools_for(world.why_not(world.ask_for_model("a", for_model)).await, MINUTE * 30);
         assert!(world.lends(world.ask_for_model("b", for_model)).await);
     }
@@ -488,6 +658,18 @@ pub async fn a_model_that_a_key_may_not_use_rests_for_half_an_hour_with_this_key
     assert_eq!(world.status("b").await, KeyStatus::Cooldown);
     pass!(world, MINUTE * 30 + B::SLACK);
     assert!(!world.take(world.ask_for_model("a", "m")).await.grant.wants_success);
+}
+
+pub async fn a_key_that_may_not_be_used_from_here_rests_for_every_model<B: Backend>(world: World<B>) {
+    world.keys([("a", 4), ("b", 4)]).await;
+    let taken = world.take(world.ask_for_model("a", "m")).await;
+    world.report(&taken, says(Class::Region)).await;
+    world.cools_for(world.why_not(world.ask_for_model("a", "n")).await, MINUTE * 30);
+    assert!(world.lends(world.ask_for_model("b", "m")).await);
+    let view = world.view("a").await;
+    assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::Cooldown, Some("region")));
+    pass!(world, MINUTE * 30 + B::SLACK);
+    assert!(world.lends(world.ask_for_model("a", "m")).await);
 }
 
 pub async fn an_overloaded_provider_rests_the_model_and_then_sends_one_probe<B: Backend>(world: World<B>) {

@@ -53,6 +53,24 @@ pub async fn clearing_lifts_every_cooldown_of_the_key_but_not_invalid(world: Wor
     assert_eq!(world.status("c").await, KeyStatus::RateLimited);
 }
 
+pub async fn clearing_lifts_what_was_learned_of_a_groups_uses(world: World<impl Backend>) {
+    let grouped = |name| KeySettings { group: Some(group("org")), ..setting(name, 4) };
+    world.sync(vec![grouped("a"), grouped("b")]).await;
+    let of_group = |name| Candidate { group: Some(group("org")), ..candidate(name) };
+    let ask = |name| Acquire { candidates: vec![of_group(name)], ..world.ask([name]) };
+    let held = world.take(ask("a")).await;
+    for scope in [Scope::Key, Scope::Group] {
+        world.report(&held, Outcome { scope, ..says(Class::Concurrency) }).await;
+    }
+    assert_eq!(world.why_not(ask("b")).await, Reason::Full);
+    world.set("b", StatusChange::Clear).await;
+    assert!(world.lends(ask("b")).await);
+    // that of another key is its own
+    assert_eq!(world.why_not(ask("a")).await, Reason::Full);
+    world.set("a", StatusChange::Clear).await;
+    assert!(world.lends(ask("a")).await);
+}
+
 pub async fn a_failed_check_makes_the_key_invalid_with_that_secret_alone(world: World<impl Backend>) {
     world.keys([("a", 4)]).await;
     let old = world.lend("a").await;
@@ -196,6 +214,14 @@ pub async fn what_waiters_may_wait_for_is_announced<B: Backend>(world: World<B>)
     };
     world.report(&probe, says(Class::Success)).await;
     assert!(changed().await, "a success that ended a probation");
+    // who waits for a crowded group waits for any of its keys
+    world.sync(vec![KeySettings { group: Some(group("org")), ..setting("b", 4) }]).await;
+    assert!(changed().await);
+    let of_group = Candidate { group: Some(group("org")), ..candidate("b") };
+    let taken = world.take(Acquire { candidates: vec![of_group], ..world.ask(["b"]) }).await;
+    world.report(&taken, Outcome { scope: Scope::Group, ..says(Class::Concurrency) }).await;
+    world.release(&taken).await;
+    assert!(changed().await, "a use of a crowded group has ended");
 }
 
 pub async fn the_salt_stays_the_same(world: World<impl Backend>) {

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lessor::model::{
-    AppName, Class, FencingToken, Fingerprint, KeyId, LeaseId, Outcome, OwnerId, PoolName, ProviderName,
+    AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, Outcome, OwnerId, PoolName,
+    ProviderName, Scope,
 };
 use lessor::store::{
     Acquire, Acquired, Answer, Candidate, Epoch, Grant, Held, KeySettings, Release, Renew, RenewAnswer,
-    Report, Snapshot, Store, StoreTime, SyncKeys, SyncMode,
+    Report, Snapshot, StatusChange, Store, StoreTime, SyncKeys, SyncMode,
 };
 use proptest::prelude::*;
 
@@ -36,8 +37,9 @@ const BEGINNING: u64 = 4_000_000_000_000;
 const TTL: Duration = Duration::from_secs(1);
 /// How long an acquire may be under way.
 const DEADLINE: Duration = Duration::from_millis(300);
-const KEYS: usize = 3;
+const KEYS: usize = 4;
 const SIDECARS: usize = 3;
+const ORGANIZATIONS: usize = 2;
 
 /// One step; the numbers choose among what there is, modulo how much there is of it.
 #[derive(Debug, Clone)]
@@ -69,6 +71,9 @@ pub enum Step {
         nth: usize,
         class: Class,
         wait: Option<u64>,
+        of_group: bool,
+        max_uses: Option<u32>,
+        organization: Option<usize>,
     },
     ReportWrongly {
         nth: usize,
@@ -82,6 +87,10 @@ pub enum Step {
     Cap {
         key: usize,
         cap: u32,
+    },
+    /// A person lifts what rests.
+    Clear {
+        key: usize,
     },
     Pass {
         ms: u64,
@@ -111,8 +120,18 @@ pub fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(nth, sidecar, reassert)| Step::RenewAnothers { nth, sidecar, reassert }),
         4 => nth.clone().prop_map(|nth| Step::Release { nth }),
         1 => nth.clone().prop_map(|nth| Step::ReleaseWrongly { nth }),
-        3 => (nth.clone(), class, prop::option::of(0..400_u64))
-            .prop_map(|(nth, class, wait)| Step::Report { nth, class, wait }),
+        4 => (
+            nth.clone(),
+            class,
+            prop::option::of(0..400_u64),
+            any::<bool>(),
+            prop::option::weighted(0.3, 0..5_u32),
+            prop::option::weighted(0.3, 0..ORGANIZATIONS),
+        )
+            .prop_map(|(nth, class, wait, of_group, max_uses, organization)| Step::Report {
+                nth, class, wait, of_group, max_uses, organization
+            }),
+        1 => (0..KEYS).prop_map(|key| Step::Clear { key }),
         1 => nth.clone().prop_map(|nth| Step::ReportWrongly { nth }),
         1 => nth.prop_map(|nth| Step::Revoke { nth }),
         1 => (0..SIDECARS).prop_map(|sidecar| Step::Crash { sidecar }),
@@ -141,6 +160,8 @@ struct Entry {
 struct Sidecar {
     owner: OwnerId,
     epoch: Option<Epoch>,
+    /// By key: its group as this sidecar knows it.
+    groups: [Option<GroupName>; KEYS],
 }
 
 pub struct World<B> {
@@ -154,7 +175,9 @@ pub struct World<B> {
     granted: Vec<LeaseId>,
     last_token: FencingToken,
     /// By key: how many leases had been granted when it was last refused.
-    refused_at: [usize; KEYS],
+    refused_at: [Option<usize>; KEYS],
+    /// By group: the same when it was first refused.
+    group_refused_at: BTreeMap<GroupName, usize>,
     crashed: Vec<(OwnerId, StoreTime)>,
 }
 
@@ -174,6 +197,15 @@ fn key(number: usize) -> KeyId {
     KeyId::parse(&format!("k{number}")).unwrap()
 }
 
+/// The first stands alone, the second is in a group, and of the others answers say it.
+fn configured(number: usize) -> Option<GroupName> {
+    match number {
+        0 => None,
+        1 => Some(GroupName::parse("org").unwrap()),
+        _ => Some(GroupName::auto()),
+    }
+}
+
 fn number_of(key: &KeyId) -> usize {
     key.as_str()[1..].parse().unwrap()
 }
@@ -182,17 +214,20 @@ impl<B: Bench> World<B> {
     pub fn new() -> Self {
         let now = Arc::new(AtomicU64::new(BEGINNING));
         let bench = B::fresh(&now);
-        let sidecars = (0..SIDECARS).map(|_| Sidecar { owner: OwnerId::fresh(), epoch: None }).collect();
+        let sidecar =
+            |_| Sidecar { owner: OwnerId::fresh(), epoch: None, groups: std::array::from_fn(configured) };
+        let sidecars = (0..SIDECARS).map(sidecar).collect();
         let world = Self {
             now,
             bench,
             sidecars,
-            caps: [1, 2, 3],
+            caps: [1, 2, 3, 3],
             asked: Vec::new(),
             book: BTreeMap::new(),
             granted: Vec::new(),
             last_token: FencingToken(0),
-            refused_at: [0; KEYS],
+            refused_at: [None; KEYS],
+            group_refused_at: BTreeMap::new(),
             crashed: Vec::new(),
         };
         world.sync();
@@ -207,7 +242,7 @@ impl<B: Bench> World<B> {
         let settings = |number| KeySettings {
             key: key(number),
             pool: PoolName::default_pool(),
-            group: None,
+            group: configured(number),
             max_concurrent_uses: self.caps[number],
             fingerprint: Some(Fingerprint([1; 32])),
         };
@@ -262,6 +297,9 @@ impl<B: Bench> World<B> {
                 assert!(grant.token > self.last_token, "a token did not rise");
                 self.last_token = grant.token;
                 let of = grant.key.clone();
+                for sidecar in self.sidecars.iter_mut().filter(|sidecar| sidecar.owner == ask.owner) {
+                    sidecar.groups[number_of(&of)].clone_from(&grant.group);
+                }
                 let until = grant.expires_at;
                 assert_eq!(until, self.now().plus(TTL));
                 let ask = ask.clone();
@@ -284,7 +322,7 @@ impl<B: Bench> World<B> {
 
     /// What one sidecar would renew: what it holds and still relies on.
     fn renewal(&self, sidecar: usize, reassert: bool) -> (Vec<LeaseId>, Renew) {
-        let Sidecar { owner, epoch } = &self.sidecars[sidecar];
+        let Sidecar { owner, epoch, .. } = &self.sidecars[sidecar];
         let own = |entry: &&Entry| {
             &entry.ask.owner == owner && entry.held && !entry.given_up && entry.until > self.now()
         };
@@ -346,7 +384,7 @@ impl<B: Bench> World<B> {
                 let candidates = (0..KEYS).map(|number| Candidate {
                     key: key((first + number) % KEYS),
                     pool: PoolName::default_pool(),
-                    group: None,
+                    group: self.sidecars[sidecar].groups[(first + number) % KEYS].clone(),
                     fingerprint: Fingerprint([1; 32]),
                 });
                 let ask = Acquire {
@@ -412,19 +450,40 @@ impl<B: Bench> World<B> {
                 assert_eq!(now(self.bench.store().release(wrong)), 0);
                 assert_eq!(self.seen(), before);
             }
-            Step::Report { nth, class, wait } => {
+            Step::Report { nth, class, wait, of_group, max_uses, organization } => {
                 let Some(lease) = self.any_granted(nth) else { return };
                 let before = self.seen();
                 let entry = &self.book[&lease];
                 let number = number_of(&entry.grant.key);
                 let wait = wait.map(Duration::from_millis);
-                now(self.bench.store().report(entry.report(Outcome { wait, ..Outcome::plain(class, None) })));
+                let organization = organization.map(|n| GroupName::of_organization(&format!("org-{n}")));
+                let outcome = Outcome {
+                    wait,
+                    max_uses,
+                    organization: organization.clone(),
+                    scope: if of_group { Scope::Group } else { Scope::Key },
+                    ..Outcome::plain(class, None)
+                };
+                now(self.bench.store().report(entry.report(outcome)));
+                let granted = entry.grant.group.clone();
+                let learns = granted.as_ref().is_some_and(GroupName::is_auto);
+                let named = organization.filter(|_| learns);
+                let group = named.clone().or(granted).filter(|group| *group != GroupName::auto());
                 // a repeated acquire may be granted anew after its release: then that grant counts
                 let granted_at = self.granted.iter().rposition(|id| *id == lease).unwrap();
-                match class {
-                    Class::Rate | Class::Quota => self.refused_at[number] = self.granted.len(),
-                    Class::Success if granted_at >= self.refused_at[number] => {}
-                    // too many at once shows only in what is lent
+                let of_its_group = group.as_ref().and_then(|group| self.group_refused_at.get(group));
+                let newer = |refused: Option<usize>| refused.is_some_and(|refused| granted_at >= refused);
+                let may_lift = newer(self.refused_at[number]) || newer(of_its_group.copied());
+                match (class, group.filter(|_| of_group)) {
+                    (Class::Rate | Class::Quota, Some(group)) => {
+                        self.group_refused_at.entry(group).or_insert(self.granted.len());
+                    }
+                    (Class::Rate | Class::Quota, None) => self.refused_at[number] = Some(self.granted.len()),
+                    (Class::Success, _) if may_lift => {}
+                    // a lower cap is seen
+                    (Class::Concurrency, _) => {}
+                    // so is a group that became known
+                    _ if named.is_some() => {}
                     _ => assert_eq!(self.seen(), before, "a {class:?} of an older lease changed something"),
                 }
             }
@@ -456,11 +515,16 @@ impl<B: Bench> World<B> {
             Step::Crash { sidecar } => {
                 let owner = std::mem::replace(&mut self.sidecars[sidecar].owner, OwnerId::fresh());
                 self.sidecars[sidecar].epoch = None;
+                self.sidecars[sidecar].groups = std::array::from_fn(configured);
                 for entry in self.book.values_mut().filter(|entry| entry.ask.owner == owner) {
                     entry.held = false;
                 }
                 self.crashed.push((owner, self.now()));
                 self.bench.crash();
+            }
+            Step::Clear { key: number } => {
+                let clear = self.bench.store().set_status(provider(), key(number), StatusChange::Clear);
+                assert!(now(clear), "its settings are there");
             }
             Step::Cap { key, cap } => {
                 self.caps[key] = cap;
@@ -480,7 +544,8 @@ impl<B: Bench> World<B> {
                 for entry in self.book.values_mut() {
                     (entry.in_store, entry.revoked) = (false, false);
                 }
-                self.refused_at = [0; KEYS];
+                self.refused_at = [None; KEYS];
+                self.group_refused_at.clear();
                 self.caps[key] = cap;
                 self.sync();
                 for sidecar in 0..SIDECARS {
@@ -518,8 +583,9 @@ impl<B: Bench> World<B> {
 
 impl Entry {
     fn held(&self) -> Held {
-        let Grant { key, pool, token, .. } = self.grant.clone();
+        let Grant { key, pool, token, group, .. } = self.grant.clone();
         Held {
+            group,
             lease: self.ask.lease,
             key,
             pool,
@@ -530,15 +596,15 @@ impl Entry {
     }
 
     fn release(&self) -> Release {
-        let Grant { key, pool, .. } = self.grant.clone();
-        Release { provider: provider(), lease: self.ask.lease, key, pool }
+        let Grant { key, pool, group, .. } = self.grant.clone();
+        Release { provider: provider(), lease: self.ask.lease, key, pool, group }
     }
 
     fn report(&self, outcome: Outcome) -> Report {
         Report {
             provider: provider(),
             key: self.grant.key.clone(),
-            group: None,
+            group: self.grant.group.clone(),
             lease: self.ask.lease,
             token: self.grant.token,
             fingerprint: Fingerprint([1; 32]),

@@ -164,6 +164,16 @@ impl RawProvider {
         if let Some(usage) = &self.usage {
             provider.usage = compile_usage(usage, errors);
         }
+        for (field, text, header) in [
+            ("organization_header", &self.organization_header, &mut provider.organization_header),
+            ("max_uses_header", &self.max_uses_header, &mut provider.max_uses_header),
+        ] {
+            let Some(text) = text else { continue };
+            match text.to_ascii_lowercase().parse() {
+                Ok(name) => *header = Some(name),
+                Err(_) => refuse(errors, field, format!("is `{text}`, which is no header's name")),
+            }
+        }
         if let Some(parts) = &self.model_after {
             provider.model_after.clear();
             for (i, text) in parts.iter().enumerate() {
@@ -242,6 +252,8 @@ fn blank(name: &ProviderName) -> Provider {
         check: None,
         rules,
         waits,
+        organization_header: None,
+        max_uses_header: None,
         usage: Vec::new(),
         deny_paths: Vec::new(),
         allow_paths: Vec::new(),

@@ -43,6 +43,10 @@ pub struct RawProvider {
     pub waits: Option<Vec<RawWait>>,
     /// Waits of the catalogue that no longer count: headers, pointers or phrases of theirs, or `*` for all.
     pub remove_waits: Option<Vec<String>>,
+    /// See [`Provider::organization_header`].
+    pub organization_header: Option<String>,
+    /// See [`Provider::max_uses_header`].
+    pub max_uses_header: Option<String>,
     /// Where answers say what they used.
     pub usage: Option<Vec<RawUsage>>,
     /// Paths that no leased key is sent to; these come beside the catalogue's.
@@ -226,6 +230,8 @@ impl RawProvider {
         "remove_rules",
         "waits",
         "remove_waits",
+        "organization_header",
+        "max_uses_header",
         "usage",
         "deny_paths",
         "allow_paths",

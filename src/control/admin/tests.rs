@@ -110,6 +110,8 @@ pub(in crate::control) fn provider(
             headers: Vec::new(),
         }),
         rules: Vec::new(),
+        organization_header: None,
+        max_uses_header: None,
         waits: Vec::new(),
         deny_paths: Vec::new(),
         allow_paths: Vec::new(),
@@ -147,9 +149,13 @@ impl Fake {
             group: None,
             status: KeyStatus::Available,
             reason: None,
+            cooldown_since_ms: None,
             cooldown_until_ms: None,
+            evidence: None,
             in_use: 1,
             max_concurrent_uses: 8,
+            learned_concurrent_uses: None,
+            group_concurrent_uses: None,
             last_used_at_ms: Some(StoreTime(1_000)),
             cooldowns: Vec::new(),
         };
@@ -579,8 +585,8 @@ async fn lists_carry_the_fields_of_the_contract() {
     assert!(keys.head.contains("x-lessor-now-ms: 1000000") && keys.head.contains("cache-control: no-store"));
     let keys = keys.json();
     assert_eq!(fields(&keys), ["keys".to_owned()].into());
-    let names = "id provider pool group status reason cooldown_until_ms in_use max_concurrent_uses \
-                 last_used_at_ms cooldowns";
+    let names = "id provider pool group status reason cooldown_since_ms cooldown_until_ms evidence in_use \
+                 max_concurrent_uses learned_concurrent_uses group_concurrent_uses last_used_at_ms cooldowns";
     assert_eq!(fields(&keys["keys"][0]), names.split_whitespace().map(str::to_owned).collect());
     let leases = admin.tcp("GET /v1/leases", "").await.json();
     let names = "id key_id provider pool app owner fencing_token expires_at_ms revoked own";

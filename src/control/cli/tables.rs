@@ -83,15 +83,27 @@ pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
 /// Why a key is not lent, and until when, one line a cause.
 fn why(key: &KeyView, now: StoreTime) -> Vec<String> {
     let end = key.cooldown_until_ms.map(|until| ends(until, now));
-    let own: Vec<_> = key.reason.iter().map(|reason| plain(reason)).chain(end).collect();
+    let shown = key.evidence.as_ref().map(|seen| evidence(seen.status, seen.code.as_deref()));
+    let reason = key.reason.as_ref().map(|reason| plain(&format!("{reason}{}", shown.unwrap_or_default())));
+    let own: Vec<_> = reason.into_iter().chain(end).collect();
     let own = (!own.is_empty()).then(|| own.join(", "));
-    own.into_iter().chain(key.cooldowns.iter().map(|cooldown| scoped(cooldown, now))).collect()
+    let taught = |whose: &str, uses: u32| format!("{whose}: at most {uses} at once, as its answers taught");
+    let learned = key.learned_concurrent_uses.map(|uses| taught(key.id.as_str(), uses));
+    let of_group = key.group.as_ref().zip(key.group_concurrent_uses);
+    let of_group = of_group.map(|(group, uses)| taught(group.as_str(), uses));
+    let scoped = key.cooldowns.iter().map(|cooldown| scoped(cooldown, now));
+    own.into_iter().chain(learned).chain(of_group).chain(scoped).collect()
+}
+
+/// ` (429 insufficient_quota)`
+fn evidence(status: Option<u16>, code: Option<&str>) -> String {
+    let status = status.map(|status| status.to_string());
+    let shown: Vec<_> = status.as_deref().into_iter().chain(code).collect();
+    if shown.is_empty() { String::new() } else { format!(" ({})", shown.join(" ")) }
 }
 
 fn scoped(cooldown: &CooldownView, now: StoreTime) -> String {
-    let status = cooldown.status.map(|status| status.to_string());
-    let evidence: Vec<_> = status.as_deref().into_iter().chain(cooldown.code.as_deref()).collect();
-    let evidence = if evidence.is_empty() { String::new() } else { format!(" ({})", evidence.join(" ")) };
+    let evidence = evidence(cooldown.status, cooldown.code.as_deref());
     plain(&format!("{}: {}{evidence}, {}", cooldown.subject, cooldown.reason, ends(cooldown.until_ms, now)))
 }
 
@@ -197,7 +209,8 @@ fn duration(time: Duration) -> String {
 #[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
     use super::*;
-    use crate::model::{KeyId, KeyStatus, PoolName, ProviderName};
+    use crate::model::{GroupName, KeyId, KeyStatus, PoolName, ProviderName};
+    use crate::store::EvidenceView;
 
     #[test]
     fn a_time_is_shown_by_its_two_largest_units() {
@@ -223,12 +236,16 @@ mod tests {
             id: KeyId::parse("openai-a").unwrap(),
             provider: ProviderName::parse("openai").unwrap(),
             pool: PoolName::default_pool(),
-            group: None,
+            group: Some(GroupName::parse("org").unwrap()),
             status: KeyStatus::RateLimited,
             reason: Some("rate".into()),
+            cooldown_since_ms: None,
             cooldown_until_ms: Some(StoreTime(42_000)),
+            evidence: Some(EvidenceView { status: Some(429), code: Some("evil\u{1b}[2J".into()) }),
             in_use: 3,
             max_concurrent_uses: 8,
+            learned_concurrent_uses: Some(3),
+            group_concurrent_uses: Some(5),
             last_used_at_ms: None,
             cooldowns: vec![CooldownView {
                 subject: "openai-a|gpt-4o".into(),
@@ -241,7 +258,9 @@ mod tests {
         };
         let expected = "\
 KEY              POOL     STATUS        IN USE  LAST USED  WHY
-openai/openai-a  default  rate_limited  3/8     never      rate, ends in 42s
+openai/openai-a  default  rate_limited  3/8     never      rate (429 evil?[2J), ends in 42s
+                                                           openai-a: at most 3 at once, as its answers taught
+                                                           org: at most 5 at once, as its answers taught
                                                            openai-a|gpt-4o: rate (429 evil?[2J), ends in 3m 10s
 ";
         assert_eq!(keys(&[key], StoreTime(0)), expected);

@@ -70,6 +70,7 @@ async fn write(config: &Config, store: &dyn Store) -> Result<(), StoreError> {
         lease: LeaseId::fresh(),
         key: key.id.clone(),
         pool: key.pool.clone(),
+        group: key.group.clone(),
     };
     bounded(store.release(vec![release])).await.map(|_| ())
 }

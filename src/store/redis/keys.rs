@@ -8,6 +8,7 @@ use super::lend::fresh_epoch;
 use super::values::{Reader, bytes, nonsense, text};
 use super::{Call, Shared, within_limit};
 use crate::model::{Class, GroupName, KeyId, KeyStatus, LeaseId, PoolName, ProviderName};
+use crate::store::rules::learned::{crowded, group_of, taught};
 use crate::store::rules::report::blamed;
 use crate::store::rules::rest::Terms;
 use crate::store::rules::subject::Subject;
@@ -24,7 +25,8 @@ impl Shared {
         let names = self.names.of(&ask.provider);
         let mut call = Call::default();
         call.key(names.fence()).key(names.cooldowns()).key(names.key(&ask.key));
-        call.key(names.leases(&ask.key)).key(names.lease(ask.lease));
+        call.key(names.leases(&ask.key)).key(names.lease(ask.lease)).key(names.groups());
+        call.key(crowded(&ask).map_or_else(|| names.leases(&ask.key), |group| names.crowd(group)));
         call.arg(match ask.outcome.class {
             Class::Success => "success",
             Class::Concurrency => "learn",
@@ -38,13 +40,17 @@ impl Shared {
         });
         call.arg(ask.lease.to_string()).arg(ask.key.as_str()).arg(fingerprint_text(ask.fingerprint));
         call.number(ask.token.0).arg(self.names.channel()).arg(&*self.name).arg(ask.provider.as_str());
+        call.arg(taught(&ask).map_or("", GroupName::as_str));
         if ask.outcome.class == Class::Success {
-            let (group, model) = (ask.group.as_ref(), ask.model.as_ref());
+            let (group, model) = (group_of(&ask), ask.model.as_ref());
             for subject in Subject::bearing(&ask.key, ask.fingerprint, group, model) {
                 if !subject.is_own() {
                     call.arg(subject_text(&subject));
                 }
             }
+        } else if ask.outcome.class == Class::Concurrency {
+            call.arg(crowded(&ask).map_or("", GroupName::as_str));
+            call.arg(ask.outcome.max_uses.map(|uses| uses.to_string()).unwrap_or_default());
         } else {
             evidence(&mut call, &ask);
         }
@@ -174,7 +180,7 @@ impl Shared {
             StatusChange::CheckedBad(secret) => ("bad", Some(*secret)),
         };
         let mut call = Call::default();
-        call.key(names.fence()).key(names.cooldowns()).key(names.key(&key));
+        call.key(names.fence()).key(names.cooldowns()).key(names.key(&key)).key(names.groups());
         call.arg(word).arg(key.as_str()).arg(secret.map(fingerprint_text).unwrap_or_default());
         call.arg(self.names.channel()).arg(&*self.name).arg(provider.as_str()).arg(Class::Invalid.as_str());
         self.said_yes(&mut self.run(&self.scripts.status, &call).await?, || StoreEvent::Changed(provider))

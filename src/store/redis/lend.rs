@@ -102,6 +102,8 @@ impl Shared {
                 order.len()
             });
         }
+        let mut crowds = Crowds::default();
+        let crowded: Vec<usize> = ask.leases.iter().map(|held| crowds.number(held.group.as_ref())).collect();
         let mut call = Call::default();
         for key in [names.epoch(), names.fence(), names.probes(), names.keys()] {
             call.key(key);
@@ -114,15 +116,20 @@ impl Shared {
             ask.epoch.as_ref().map_or("", |epoch| epoch.0.rsplit_once('@').map_or(&*epoch.0, |(id, _)| id));
         call.arg(known).arg(fresh_epoch()).arg(&*ask.owner.0);
         call.number(ask.ttl.as_millis()).number(ask.deadline.0).arg(if ask.reassert { "1" } else { "0" });
-        call.arg(&*replication).number(order.len()).number(ask.leases.len());
+        call.arg(&*replication).number(order.len());
+        call.number(crowds.list.len()).number(ask.leases.len());
         for key in &order {
             call.arg(key.as_str());
         }
-        for held in &ask.leases {
+        for group in crowds.list {
+            call.key(names.crowd(group));
+            call.arg(group.as_str());
+        }
+        for (held, crowd) in ask.leases.iter().zip(crowded) {
             call.key(names.lease(held.lease));
-            let Held { lease, key, pool, fingerprint, token, app } = held;
+            let Held { lease, key, pool, fingerprint, token, app, group: _ } = held;
             call.arg(lease.to_string()).number(index[key]).arg(pool.as_str());
-            call.arg(fingerprint_text(*fingerprint)).number(token.0).arg(app.as_str());
+            call.arg(fingerprint_text(*fingerprint)).number(token.0).arg(app.as_str()).number(crowd);
         }
         let mut answer = self.run(&self.scripts.renew, &call).await?;
         let epoch = epoch_of(&answer.text()?, &replication);
@@ -148,6 +155,25 @@ fn epoch_of(id: &str, replication: &str) -> Epoch {
 /// An id for an epoch, should the store have none.
 pub(super) fn fresh_epoch() -> String {
     uuid::Uuid::now_v7().simple().to_string()
+}
+
+/// Groups that a call names, each once. A lease that was granted before its group was known counts in none.
+#[derive(Default)]
+struct Crowds<'a> {
+    list: Vec<&'a GroupName>,
+}
+
+impl<'a> Crowds<'a> {
+    /// Its number, from 1; 0 for none.
+    fn number(&mut self, group: Option<&'a GroupName>) -> usize {
+        let Some(group) = group.filter(|group| **group != GroupName::auto()) else { return 0 };
+        // Few: one for each group of a batch's candidates.
+        let known = self.list.iter().position(|known| *known == group);
+        known.unwrap_or_else(|| {
+            self.list.push(group);
+            self.list.len() - 1
+        }) + 1
+    }
 }
 
 /// Candidates of a batch, each once.
@@ -187,17 +213,25 @@ impl Batched for Acquire {
             .iter()
             .map(|ask| ask.candidates.iter().map(|candidate| candidates.number(candidate)).collect())
             .collect();
+        let mut crowds = Crowds::default();
+        let crowded: Vec<usize> =
+            candidates.list.iter().map(|candidate| crowds.number(candidate.group.as_ref())).collect();
         let mut call = Call::default();
         for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
             call.key(key);
         }
+        call.key(names.groups());
         let ttl = asks.iter().map(|ask| ask.ttl).max().unwrap_or(WAITS.0);
         call.arg(fresh_epoch()).arg(&*shared.name).number(ttl.clamp(WAITS.0, WAITS.1).as_millis());
-        call.number(candidates.list.len()).number(asks.len());
-        for Candidate { key, pool, group, fingerprint } in &candidates.list {
+        call.number(candidates.list.len()).number(crowds.list.len()).number(asks.len());
+        for (Candidate { key, pool, group, fingerprint }, crowd) in candidates.list.iter().zip(crowded) {
             call.key(names.pool(pool)).key(names.key(key)).key(names.leases(key));
             call.arg(key.as_str()).arg(pool.as_str());
             call.arg(group.as_ref().map_or("", GroupName::as_str)).arg(fingerprint_text(*fingerprint));
+            call.number(crowd);
+        }
+        for group in crowds.list {
+            call.key(names.crowd(group));
         }
         for (ask, order) in asks.iter().zip(&orders) {
             call.key(names.lease(ask.lease));
@@ -219,15 +253,21 @@ impl Batched for Acquire {
 fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, StoreError> {
     let mut answer = Reader::of(answer)?;
     match answer.number()? {
-        1 => Ok(Acquired::Granted(Grant {
-            key: KeyId::parse(&answer.text()?).map_err(|_| nonsense("a bad key"))?,
-            pool: PoolName::parse(&answer.text()?).map_err(|_| nonsense("a bad pool"))?,
-            token: FencingToken(answer.count()?),
-            expires_at: StoreTime(answer.count()?),
-            probe: answer.number()? == 1,
-            wants_success: answer.number()? == 1,
-            epoch: epoch.clone(),
-        })),
+        1 => {
+            let mut grant = Grant {
+                key: KeyId::parse(&answer.text()?).map_err(|_| nonsense("a bad key"))?,
+                pool: PoolName::parse(&answer.text()?).map_err(|_| nonsense("a bad pool"))?,
+                token: FencingToken(answer.count()?),
+                expires_at: StoreTime(answer.count()?),
+                probe: answer.number()? == 1,
+                wants_success: answer.number()? == 1,
+                epoch: epoch.clone(),
+                group: None,
+            };
+            let candidate = ask.candidates.iter().find(|candidate| candidate.key == grant.key);
+            grant.group = group_of(candidate.and_then(|one| one.group.as_ref()), &answer.text()?)?;
+            Ok(Acquired::Granted(grant))
+        }
         0 => {
             let mut refusal = Refusal {
                 reasons: Vec::with_capacity(ask.candidates.len()),
@@ -241,6 +281,17 @@ fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, Sto
         }
         2 => Ok(Acquired::Late),
         _ => Err(nonsense("an unknown answer to an acquire")),
+    }
+}
+
+/// The group that a grant tells: the one asked for, or where answers say it, what they have named.
+fn group_of(asked: Option<&GroupName>, named: &str) -> Result<Option<GroupName>, StoreError> {
+    match asked {
+        Some(group) if group.is_auto() && named.is_empty() => Ok(Some(GroupName::auto())),
+        Some(group) if group.is_auto() => {
+            GroupName::parse(named).map(Some).map_err(|_| nonsense("a bad group"))
+        }
+        group => Ok(group.cloned()),
     }
 }
 
@@ -282,16 +333,21 @@ impl Batched for Release {
     ) -> Result<Vec<usize>, StoreError> {
         let names = shared.names.of(provider);
         let mut call = Call::default();
-        call.key(names.probes()).key(names.waiting());
+        call.key(names.probes()).key(names.waiting()).key(names.groups());
         call.arg(shared.names.channel()).arg(&*shared.name).arg(provider.as_str()).number(asks.len());
-        for Release { lease, key, pool, .. } in asks {
+        let mut crowds = Crowds::default();
+        for Release { lease, key, pool, group, .. } in asks {
             call.key(names.leases(key)).key(names.lease(*lease));
             call.arg(lease.to_string()).arg(key.as_str()).arg(pool.as_str());
+            call.number(crowds.number(group.as_ref()));
+        }
+        for group in crowds.list {
+            call.key(names.crowd(group)).arg(group.as_str());
         }
         let mut answer = shared.run(&shared.scripts.release, &call).await?;
         let freed = usize::try_from(answer.count()?).unwrap_or(usize::MAX);
         if answer.number()? == 1 {
-            // Those who wait for its group's or its provider's probe wait for other keys too.
+            // Those who wait for its group, or its provider's probe, wait for other keys too.
             shared.tell(StoreEvent::Changed(provider.clone()));
         }
         Ok((0..asks.len()).map(|nth| usize::from(nth < freed)).collect())

@@ -3,7 +3,7 @@
 //! The provider stands in braces: it is the cluster's hash tag, so all keys of a provider lie in one slot
 //! and a script may touch any of them. What belongs to no provider has names of its own.
 
-use crate::model::{KeyId, LeaseId, PoolName, ProviderName};
+use crate::model::{GroupName, KeyId, LeaseId, PoolName, ProviderName};
 
 /// The prefix of every name (`store.prefix`).
 #[derive(Debug, Clone)]
@@ -98,6 +98,16 @@ impl ProviderNames {
         [&self.base, "pool:", pool.as_str(), ":keys"].concat()
     }
 
+    /// HASH: the learned caps of groups.
+    pub(super) fn groups(&self) -> String {
+        self.name("groups")
+    }
+
+    /// ZSET: the leases of all keys of a group.
+    pub(super) fn crowd(&self, group: &GroupName) -> String {
+        [&self.base, "group:", group.as_str(), ":leases"].concat()
+    }
+
     /// HASH: a key.
     pub(super) fn key(&self, key: &KeyId) -> String {
         [&self.base, "key:", key.as_str()].concat()
@@ -145,6 +155,8 @@ mod tests {
             (names.waiting(), "lessor:{openai}:waiting".into()),
             (names.keys(), "lessor:{openai}:keys".into()),
             (names.fingerprints(), "lessor:{openai}:fingerprints".into()),
+            (names.groups(), "lessor:{openai}:groups".into()),
+            (names.crowd(&GroupName::parse("org").unwrap()), "lessor:{openai}:group:org:leases".into()),
             (names.reconcile(), "lessor:{openai}:reconcile".into()),
             (names.pool(&pool), "lessor:{openai}:pool:vip:keys".into()),
             (names.key(&key), "lessor:{openai}:key:k".into()),

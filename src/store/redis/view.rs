@@ -9,7 +9,8 @@ use redis::Value;
 
 use super::values::{Reader, number, text};
 use super::{Call, Shared};
-use crate::model::{AppName, FencingToken, KeyId, LeaseId, OwnerId, PoolName, ProviderName};
+use crate::model::{AppName, FencingToken, GroupName, KeyId, LeaseId, OwnerId, PoolName, ProviderName};
+use crate::store::rules::learned::Learned;
 use crate::store::rules::rest::Rest;
 use crate::store::rules::subject::{Rests, Subject};
 use crate::store::rules::view::Facts;
@@ -54,7 +55,8 @@ impl Shared {
             .filter(|view| view.expires_at_ms.is_some_and(|end| end > now))
             .collect();
         leases.sort_by_key(|lease| lease.id);
-        let facts = seen.iter().filter_map(facts);
+        let caps = self.group_caps(&provider, now).await?;
+        let facts = seen.iter().filter_map(|key| facts(key, &caps, now));
         let mut keys: Vec<_> = facts.map(|facts| facts.view(&provider, &rests, now)).collect();
         keys.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(Snapshot { keys, leases })
@@ -98,6 +100,20 @@ impl Shared {
         let scoped =
             scoped.iter().filter_map(|(subject, rest)| Some((parse_subject(subject)?, parse_rest(rest)?)));
         Ok(scoped.chain(seen.iter().flat_map(own_rests)).collect())
+    }
+
+    /// What groups may have in use at once, where that was learned.
+    async fn group_caps(
+        &self,
+        provider: &ProviderName,
+        now: StoreTime,
+    ) -> Result<HashMap<String, u32>, StoreError> {
+        let groups = self.names.of(provider).groups();
+        let mut all = redis::cmd("HGETALL");
+        all.arg(&groups);
+        let all = row(self.command(&groups, &all).await?)?;
+        let cap = |text: &str| serde_json::from_str::<Learned>(text).ok()?.cap_at(now);
+        Ok(all.into_iter().filter_map(|(group, text)| Some((group, cap(&text)?))).collect())
     }
 
     async fn lease_rows(
@@ -160,10 +176,11 @@ impl Shared {
         let mut repaired = 0;
         for key in &seen {
             let leases = suspects.remove(&key.id).unwrap_or_default();
-            repaired += self.repair(provider, &key.id, key.row.get("pool"), &leases).await?;
+            let group = group_in(&key.row).and_then(|group| GroupName::parse(group).ok());
+            repaired += self.repair(provider, &key.id, (key.row.get("pool"), group), &leases).await?;
         }
         for (key, leases) in suspects {
-            repaired += self.repair(provider, &key, None, &leases).await?;
+            repaired += self.repair(provider, &key, (None, None), &leases).await?;
         }
         Ok(repaired)
     }
@@ -194,7 +211,7 @@ impl Shared {
         &self,
         provider: &ProviderName,
         key: &KeyId,
-        pool: Option<&String>,
+        (pool, group): (Option<&String>, Option<GroupName>),
         leases: &[LeaseId],
     ) -> Result<u64, StoreError> {
         let names = self.names.of(provider);
@@ -203,6 +220,8 @@ impl Shared {
         call.key(names.cooldowns()).key(names.fingerprints()).key(names.keys());
         call.key(names.key(key)).key(names.leases(key));
         call.key(names.pool(pool.as_ref().unwrap_or(&PoolName::default_pool())));
+        call.key(names.groups());
+        call.key(group.map_or_else(|| names.leases(key), |group| names.crowd(&group)));
         call.arg(key.as_str()).arg(pool.as_ref().map_or("", PoolName::as_str)).number(KEPT_UNSEEN_MS);
         for lease in leases {
             call.key(names.lease(*lease)).arg(lease.to_string());
@@ -233,15 +252,32 @@ fn own_rests(key: &Seen) -> impl Iterator<Item = (Subject, Rest)> {
     })
 }
 
+/// Its group, where it is known: for `auto` what answers with the present secret have named.
+fn group_in(row: &Row) -> Option<&str> {
+    let group = row.get("group")?;
+    if !GroupName::parse(group).ok()?.is_auto() {
+        return Some(group);
+    }
+    row.get(&format!("group:{}", row.get("fingerprint")?)).map(String::as_str)
+}
+
 /// `None` for a key that only a reasserted lease speaks of.
-fn facts(key: &Seen) -> Option<Facts> {
+fn facts(key: &Seen, group_caps: &HashMap<String, u32>, now: StoreTime) -> Option<Facts> {
     let field = |name: &str| key.row.get(name).map(String::as_str);
+    let cap = field("max_concurrent_uses").and_then(|cap| cap.parse().ok()).unwrap_or(1).max(1);
+    let learned = || {
+        let cap = field("learned_cap")?.parse().ok()?;
+        Learned { cap, since: time_in(&key.row, "learned_at_ms")? }.cap_at(now)
+    };
+    let group = group_in(&key.row);
     Some(Facts {
         id: key.id.clone(),
         pool: PoolName::parse(field("pool")?).ok()?,
-        group: field("group").and_then(|group| group.parse().ok()),
+        group: group.or(field("group")).and_then(|group| group.parse().ok()),
         fingerprint: field("fingerprint").and_then(parse_fingerprint),
-        cap: field("max_concurrent_uses").and_then(|cap| cap.parse().ok()).unwrap_or(1).max(1),
+        cap,
+        learned: learned().filter(|learned| *learned < cap),
+        group_learned: group.and_then(|group| group_caps.get(group).copied()),
         disabled: field("status") == Some("disabled"),
         in_use: u32::try_from(key.slots.len()).unwrap_or(u32::MAX),
         last_used_at: time_in(&key.row, "last_used_at_ms"),

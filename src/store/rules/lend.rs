@@ -3,7 +3,7 @@
 use super::rest::Gate;
 use super::subject::Subject;
 use super::{Expiry, Key, Lease, Ledger};
-use crate::model::{FencingToken, KeyStatus, LeaseId};
+use crate::model::{FencingToken, GroupName, KeyStatus, LeaseId};
 use crate::store::{
     Acquire, Acquired, Candidate, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed,
     StoreTime,
@@ -14,8 +14,9 @@ use crate::store::{
 pub struct Released {
     /// Whether this call freed a slot.
     pub freed: bool,
-    /// Whether the lease was a probe, so that others than those who wait for this key may go on.
-    pub probe_ended: bool,
+    /// Whether others than those who wait for this key may go on: the lease was a probe, or one of a group
+    /// whose keys together may have so many and no more.
+    pub wakes_all: bool,
 }
 
 /// How a candidate may be lent.
@@ -48,7 +49,8 @@ impl Ledger {
         if let Some(lease) = self.leases.get(&ask.lease) {
             if lease.is_live(now) {
                 let own = lease.owner == ask.owner;
-                return if own { Acquired::Granted(self.grant_of(lease)) } else { Acquired::Late };
+                let told = self.told(ask, lease);
+                return if own { Acquired::Granted(self.grant_of(lease, told)) } else { Acquired::Late };
             }
             self.forget(ask.lease);
         }
@@ -83,11 +85,12 @@ impl Ledger {
             return Err(Reason::Unusable(KeyStatus::Disabled).into());
         }
 
+        let group = key.group_for(candidate);
         let mut pass = Pass { probe: false, wants_success: false };
         let mut cap = key.cap_in_force(now);
         let (mut cooling, mut probe_out, mut cooling_if_full) = (None, None, None);
         if !self.rests.is_empty() {
-            let (group, model) = (candidate.group.as_ref(), ask.model.as_ref());
+            let model = ask.model.as_ref();
             for subject in Subject::bearing(&candidate.key, candidate.fingerprint, group, model) {
                 let Some(rest) = self.rests.get(&subject) else { continue };
                 let probe_is_live = rest.probe_lease.is_some_and(|lease| self.is_live(lease, now));
@@ -119,6 +122,10 @@ impl Ledger {
             Some(full(self.end_of(lease)))
         } else if self.in_use(key, now) >= cap {
             Some(full(self.first_end(key)))
+        } else if let Some(group) = counted(candidate, group)
+            && self.crowd(group, now).is_some_and(|(cap, in_use)| in_use >= cap)
+        {
+            Some(full(self.first_end_in(group, now)))
         } else {
             None
         };
@@ -131,8 +138,10 @@ impl Ledger {
 
     /// Takes the slot.
     fn lend(&mut self, ask: &Acquire, candidate: &Candidate, pass: &Pass, now: StoreTime) -> Grant {
+        let group = self.keys.get(&candidate.key).and_then(|key| key.group_for(candidate)).cloned();
+        let group = group.as_ref();
         if !self.rests.is_empty() {
-            let (group, model) = (candidate.group.as_ref(), ask.model.as_ref());
+            let model = ask.model.as_ref();
             for subject in Subject::bearing(&candidate.key, candidate.fingerprint, group, model) {
                 let Some(rest) = self.rests.get_mut(&subject) else { continue };
                 if rest.is_forgotten(now) {
@@ -150,16 +159,17 @@ impl Ledger {
             token: self.next_token(now),
             owner: ask.owner.clone(),
             app: ask.app.clone(),
+            group: counted(candidate, group).cloned(),
             expires_at: self.end_from(now, ask.ttl),
             revoked: false,
             probe: pass.probe,
             wants_success: pass.wants_success,
         };
-        let grant = self.grant_of(&lease);
+        let grant = self.grant_of(&lease, self.told(ask, &lease));
         if let Some(key) = self.keys.get_mut(&candidate.key) {
             key.last_used_at = Some(now);
             key.leases.insert(ask.lease);
-            if key.learned.is_some_and(|learned| learned.cap_at(now) >= key.cap()) {
+            if key.learned.is_some() && key.learned_cap(now).is_none() {
                 key.learned = None;
             }
         }
@@ -216,6 +226,7 @@ impl Ledger {
             token: held.token,
             owner: ask.owner.clone(),
             app: held.app.clone(),
+            group: held.group.clone().filter(|group| *group != GroupName::auto()),
             expires_at: end,
             revoked: false,
             probe: false,
@@ -233,8 +244,13 @@ impl Ledger {
         }
         self.forget(ask.lease).map_or_else(Released::default, |lease| Released {
             freed: lease.is_live(now),
-            probe_ended: lease.probe,
+            wakes_all: self.wakes_all(&lease),
         })
+    }
+
+    /// Whether others than those who wait for its key may wait for the end of a lease.
+    pub(super) fn wakes_all(&self, lease: &Lease) -> bool {
+        lease.probe || lease.group.as_ref().is_some_and(|group| self.group_caps.get(group).is_some())
     }
 
     /// Drops the expired leases of one key.
@@ -252,7 +268,18 @@ impl Ledger {
         });
     }
 
-    fn grant_of(&self, lease: &Lease) -> Grant {
+    /// The group that the holder of a lease is told.
+    fn told(&self, ask: &Acquire, lease: &Lease) -> Option<GroupName> {
+        let candidate = ask.candidates.iter().find(|candidate| candidate.key == lease.key)?;
+        let asked = candidate.group.clone()?;
+        if !asked.is_auto() {
+            return Some(asked);
+        }
+        let known = self.keys.get(&lease.key).and_then(|key| key.group_for(candidate));
+        Some(lease.group.as_ref().or(known).cloned().unwrap_or_else(GroupName::auto))
+    }
+
+    fn grant_of(&self, lease: &Lease, group: Option<GroupName>) -> Grant {
         Grant {
             key: lease.key.clone(),
             pool: lease.pool.clone(),
@@ -261,6 +288,7 @@ impl Ledger {
             probe: lease.probe,
             wants_success: lease.wants_success,
             epoch: self.epoch.clone(),
+            group,
         }
     }
 
@@ -288,6 +316,12 @@ impl Ledger {
         let newest = self.last_token.max(FencingToken(now.0.saturating_mul(1000)));
         if token <= newest { token } else { FencingToken(0) }
     }
+}
+
+/// The group among whose uses a lease of this candidate counts: the one that it was asked for with. A caller
+/// that does not know a learned group yet is told it with its grant, and counts from the next one on.
+fn counted<'a>(candidate: &Candidate, group: Option<&'a GroupName>) -> Option<&'a GroupName> {
+    group.filter(|group| candidate.group.as_ref() == Some(*group))
 }
 
 fn earlier(known: Option<StoreTime>, other: StoreTime) -> StoreTime {

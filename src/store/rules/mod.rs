@@ -21,6 +21,7 @@ use crate::model::{
     ProviderName,
 };
 
+pub(in crate::store) mod learned;
 mod lend;
 pub(in crate::store) mod parts;
 pub(in crate::store) mod report;
@@ -32,14 +33,13 @@ pub(in crate::store) mod view;
 pub use lend::Released;
 pub use report::Effect;
 
+use learned::{GroupCaps, Groups, Learned};
 use rest::{Evidence, Rest};
 use subject::{Rests, Subject};
 use tracked::Tracked;
 
 /// How long a key that no sidecar names any more is kept.
 const KEPT_UNSEEN: Duration = Duration::from_hours(24);
-/// How long a learned cap stays, and each step of its way back up takes.
-const LEARNED_STEP: Duration = Duration::from_mins(1);
 
 /// Whether an unrenewed lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,7 @@ pub struct Ledger {
     keys: Tracked<KeyId, Key>,
     leases: Tracked<LeaseId, Lease>,
     rests: Rests,
+    group_caps: GroupCaps,
 }
 
 /// What the ledger knows of a key beside its rests.
@@ -72,6 +73,8 @@ pub(in crate::store) struct Key {
     pub(in crate::store) settings: Option<Settings>,
     pub(in crate::store) disabled: bool,
     pub(in crate::store) learned: Option<Learned>,
+    /// Where the group is `auto`.
+    pub(in crate::store) groups: Groups,
     pub(in crate::store) last_used_at: Option<StoreTime>,
     pub(in crate::store) seen_at: StoreTime,
     /// Its leases; some may have expired. What [`Ledger::leases`] says by key, so no row holds it.
@@ -86,6 +89,16 @@ pub(in crate::store) struct Settings {
     pub(in crate::store) fingerprint: Option<Fingerprint>,
 }
 
+impl Settings {
+    /// The group, where it is known: for `auto` what answers with the present secret have named.
+    pub(in crate::store) fn group_in<'a>(&'a self, groups: &'a Groups) -> Option<&'a GroupName> {
+        match &self.group {
+            Some(group) if group.is_auto() => self.fingerprint.and_then(|secret| groups.of(secret)),
+            group => group.as_ref(),
+        }
+    }
+}
+
 impl From<&KeySettings> for Settings {
     fn from(told: &KeySettings) -> Self {
         Self {
@@ -97,13 +110,6 @@ impl From<&KeySettings> for Settings {
     }
 }
 
-/// A cap that the provider taught: `cap` at `since`, one more with each step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) struct Learned {
-    pub(in crate::store) cap: u32,
-    pub(in crate::store) since: StoreTime,
-}
-
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::store) struct Lease {
     pub(in crate::store) key: KeyId,
@@ -112,6 +118,8 @@ pub(in crate::store) struct Lease {
     pub(in crate::store) token: FencingToken,
     pub(in crate::store) owner: OwnerId,
     pub(in crate::store) app: AppName,
+    /// The group among whose uses it counts.
+    pub(in crate::store) group: Option<GroupName>,
     pub(in crate::store) expires_at: StoreTime,
     pub(in crate::store) revoked: bool,
     pub(in crate::store) probe: bool,
@@ -124,13 +132,6 @@ impl Lease {
     }
 }
 
-impl Learned {
-    fn cap_at(self, now: StoreTime) -> u32 {
-        let steps = now.since(self.since).as_secs() / LEARNED_STEP.as_secs();
-        self.cap.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX))
-    }
-}
-
 impl Key {
     /// The configured cap: one that is missing or 0 counts as 1.
     fn cap(&self) -> u32 {
@@ -139,7 +140,7 @@ impl Key {
 
     /// The cap for new leases.
     fn cap_in_force(&self, now: StoreTime) -> u32 {
-        self.learned.map_or(self.cap(), |learned| learned.cap_at(now).min(self.cap()))
+        self.learned_cap(now).unwrap_or(self.cap())
     }
 }
 
@@ -155,6 +156,7 @@ impl Ledger {
             keys: Tracked::default(),
             leases: Tracked::default(),
             rests: Rests::default(),
+            group_caps: GroupCaps::default(),
         }
     }
 
@@ -221,6 +223,7 @@ impl Ledger {
 
     /// Drops keys that nobody has named or used for a day, and that hold no lease; how many.
     pub fn forget_unseen(&mut self, now: StoreTime) -> usize {
+        self.forget_group_caps(now);
         let before = self.keys.len();
         let leases = &mut self.leases;
         let rests = &mut self.rests;
@@ -242,8 +245,8 @@ impl Ledger {
     /// Applies a person's or a check's word; `false` when the key is not known.
     ///
     /// `Enable` lifts `invalid` for every secret. `Clear` also lifts the rests of the key's group, for
-    /// nothing else does it by hand, and the learned cap; it lifts no `invalid`, and not the rests of
-    /// the provider, which last seconds.
+    /// nothing else does it by hand, and the learned caps of both; it lifts no `invalid`, and not the rests
+    /// of the provider, which last seconds.
     pub fn set_status(&mut self, id: &KeyId, change: &StatusChange, now: StoreTime) -> bool {
         let Some(key) = self.keys.get_mut(id) else { return false };
         let Some(settings) = &key.settings else { return false };
@@ -260,8 +263,10 @@ impl Ledger {
                 });
             }
             StatusChange::Clear => {
+                let group = settings.group_in(&key.groups).cloned();
                 key.learned = None;
-                let group = settings.group.as_ref();
+                group.as_ref().map(|group| self.group_caps.remove(group));
+                let group = group.as_ref();
                 self.rests.lift(|subject, rest| {
                     let own = subject.is_of_key(id) && !rest.is_invalid();
                     own || group.is_some_and(|group| subject.is_of_group(group))

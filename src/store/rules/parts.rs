@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::learned::{GroupCaps, Learned};
 use super::rest::Rest;
 use super::subject::{Rests, Subject};
 use super::tracked::Tracked;
 use super::{Expiry, Key, Lease, Ledger};
-use crate::model::{FencingToken, KeyId, LeaseId, ProviderName};
+use crate::model::{FencingToken, GroupName, KeyId, LeaseId, ProviderName};
 use crate::store::{Epoch, StoreEvent, StoreTime};
 
 /// What a provider has once.
@@ -23,6 +24,7 @@ pub(in crate::store) struct Touched {
     pub(in crate::store) keys: HashMap<KeyId, bool>,
     pub(in crate::store) leases: HashMap<LeaseId, bool>,
     pub(in crate::store) rests: HashMap<Subject, bool>,
+    pub(in crate::store) group_caps: HashMap<GroupName, bool>,
 }
 
 impl Ledger {
@@ -34,6 +36,7 @@ impl Ledger {
         mut keys: HashMap<KeyId, Key>,
         mut leases: HashMap<LeaseId, Lease>,
         rests: HashMap<Subject, Rest>,
+        group_caps: HashMap<GroupName, Learned>,
     ) -> Self {
         leases.retain(|id, lease| keys.get_mut(&lease.key).map(|key| key.leases.insert(*id)).is_some());
         Self {
@@ -45,6 +48,7 @@ impl Ledger {
             keys: Tracked::of(keys),
             leases: Tracked::of(leases),
             rests: Rests(Tracked::of(rests)),
+            group_caps: GroupCaps::of(group_caps),
         }
     }
 
@@ -68,12 +72,18 @@ impl Ledger {
         self.rests.get(subject)
     }
 
+    /// What was learned of a group.
+    pub(in crate::store) fn group_cap(&self, group: &GroupName) -> Option<&Learned> {
+        self.group_caps.get(group)
+    }
+
     /// What was touched since the last call.
     pub(in crate::store) fn take_touched(&mut self) -> Touched {
         Touched {
             keys: self.keys.take_touched(),
             leases: self.leases.take_touched(),
             rests: self.rests.0.take_touched(),
+            group_caps: self.group_caps.take_touched(),
         }
     }
 
@@ -83,6 +93,7 @@ impl Ledger {
             + differing(&self.keys, &other.keys)
             + differing(&self.leases, &other.leases)
             + differing(&self.rests.0, &other.rests.0)
+            + differing(&self.group_caps, &other.group_caps)
     }
 
     /// What is left of it once the machine has started anew: every holder is gone, and the wall clock may
@@ -100,6 +111,10 @@ impl Ledger {
                 learned.since = learned.since.min(now);
             }
         }
+        for group in self.group_caps.ids() {
+            let Some(learned) = self.group_caps.get_mut(&group) else { continue };
+            learned.since = learned.since.min(now);
+        }
         for subject in self.rests.0.ids() {
             let Some(rest) = self.rests.get_mut(&subject) else { continue };
             *rest = rest.clone().clamped(now);
@@ -116,9 +131,11 @@ impl Ledger {
         };
         let keys = self.keys.len() != left.keys.len()
             || self.keys.iter().any(|(id, key)| left.keys.get(id).is_none_or(|other| of_keys(key, other)));
-        // Those who wait for a group's or the provider's probe wait for other keys than its own.
-        let probe_ended = self.leases.iter().any(|(id, lease)| lease.probe && left.leases.get(id).is_none());
-        if keys || probe_ended || self.rests.0 != left.rests.0 || self.epoch != left.epoch {
+        // Those who wait for a group, or the provider's probe, wait for other keys than a lease's own.
+        let gone = |id: &LeaseId| left.leases.get(id).is_none();
+        let wakes_all = self.leases.iter().any(|(id, lease)| gone(id) && self.wakes_all(lease));
+        let rests = self.rests.0 != left.rests.0 || self.group_caps != left.group_caps;
+        if keys || wakes_all || rests || self.epoch != left.epoch {
             news.push(StoreEvent::Changed(self.provider.clone()));
         } else {
             for (id, key) in &self.keys {

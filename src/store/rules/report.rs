@@ -1,8 +1,9 @@
 //! What an answer changes.
 
+use super::Ledger;
+use super::learned::group_of;
 use super::rest::Evidence;
 use super::subject::Subject;
-use super::{Learned, Ledger};
 use crate::model::{Class, Scope};
 use crate::store::{Report, Reported, StoreTime};
 
@@ -26,6 +27,7 @@ impl Ledger {
         if contradicted || !served {
             return Effect::default();
         }
+        self.learn_group(ask);
         let mut effect = Effect::default();
         match ask.outcome.class {
             Class::Success => effect.lifted = self.succeed(ask, now),
@@ -63,25 +65,12 @@ impl Ledger {
         }
         let token = self.believed(ask.token, now);
         let mut lifted = false;
-        for subject in Subject::bearing(&ask.key, ask.fingerprint, ask.group.as_ref(), ask.model.as_ref()) {
+        for subject in Subject::bearing(&ask.key, ask.fingerprint, group_of(ask), ask.model.as_ref()) {
             if self.rests.get(&subject).is_some_and(|rest| rest.is_lifted_by(token)) {
                 lifted |= self.rests.remove(&subject);
             }
         }
         lifted
-    }
-
-    /// Takes one use less than were live when the provider said "too many". Said of a lease that has
-    /// ended it tells nothing: how many lived with it is gone.
-    fn learn(&mut self, ask: &Report, now: StoreTime) {
-        if !self.is_live(ask.lease, now) {
-            return;
-        }
-        let Some(key) = self.keys.get(&ask.key) else { return };
-        let cap = self.in_use(key, now).saturating_sub(1).max(1);
-        if let Some(key) = self.keys.get_mut(&ask.key) {
-            key.learned = Some(Learned { cap, since: now });
-        }
     }
 }
 
@@ -95,7 +84,7 @@ pub(in crate::store) fn blamed(ask: &Report) -> Subject {
         Some(model) => Subject::KeyModel(ask.key.clone(), ask.fingerprint, model.clone()),
         None => key(),
     };
-    match (scope, &ask.group, &ask.model) {
+    match (scope, group_of(ask), &ask.model) {
         (Scope::Key, ..) | (Scope::Group, None, _) => key(),
         (Scope::KeyModel, ..) | (Scope::GroupModel, None, _) => key_model(),
         (Scope::Group, Some(group), _) | (Scope::GroupModel, Some(group), None) => {

@@ -3,7 +3,7 @@
 use super::subject::{Rests, Subject};
 use super::{Key, Ledger, Settings, status};
 use crate::model::{Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
-use crate::store::{CooldownView, KeyView, LeaseView, Snapshot, StoreTime};
+use crate::store::{CooldownView, EvidenceView, KeyView, LeaseView, Snapshot, StoreTime};
 
 impl Ledger {
     /// All keys that some sidecar serves, and all live leases, each by id.
@@ -33,9 +33,13 @@ impl Ledger {
         let facts = Facts {
             id: id.clone(),
             pool: settings.pool.clone(),
-            group: settings.group.clone(),
+            group: settings.group_in(&key.groups).or(settings.group.as_ref()).cloned(),
             fingerprint: settings.fingerprint,
             cap: key.cap(),
+            learned: key.learned_cap(now),
+            group_learned: settings
+                .group_in(&key.groups)
+                .and_then(|group| self.group_caps.get(group)?.cap_at(now)),
             disabled: key.disabled,
             in_use: self.in_use(key, now),
             last_used_at: key.last_used_at,
@@ -51,6 +55,8 @@ pub(in crate::store) struct Facts {
     pub(in crate::store) group: Option<GroupName>,
     pub(in crate::store) fingerprint: Option<Fingerprint>,
     pub(in crate::store) cap: u32,
+    pub(in crate::store) learned: Option<u32>,
+    pub(in crate::store) group_learned: Option<u32>,
     pub(in crate::store) disabled: bool,
     pub(in crate::store) in_use: u32,
     pub(in crate::store) last_used_at: Option<StoreTime>,
@@ -67,6 +73,7 @@ impl Facts {
             (_, Some(rest)) if rest.by_check => Some("check"),
             (_, rest) => rest.map(|rest| rest.class.as_str()),
         };
+        let cause = own.filter(|rest| rest.is_resting(now) || rest.is_probation(now));
         let ends = own.map(|rest| rest.until).filter(|end| *end > now && *end != StoreTime::NEVER);
         let cooldowns = self.scoped(provider, rests, now);
         KeyView {
@@ -76,9 +83,15 @@ impl Facts {
             group: self.group,
             status,
             reason: reason.map(str::to_owned),
+            cooldown_since_ms: cause.map(|rest| rest.since),
             cooldown_until_ms: ends,
+            evidence: cause.filter(|rest| rest.status.is_some() || rest.code.is_some()).map(|rest| {
+                EvidenceView { status: rest.status, code: rest.code.as_deref().map(str::to_owned) }
+            }),
             in_use: self.in_use,
             max_concurrent_uses: self.cap,
+            learned_concurrent_uses: self.learned,
+            group_concurrent_uses: self.group_learned,
             last_used_at_ms: self.last_used_at,
             cooldowns,
         }

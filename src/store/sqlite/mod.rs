@@ -162,8 +162,8 @@ impl Store for SqliteStore {
                 let (ledger, now) = book.ledger(&ask.provider)?;
                 let released = ledger.release(&ask, now);
                 freed += usize::from(released.freed);
-                if released.probe_ended {
-                    // Those who wait for its group's or its provider's probe wait for other keys too.
+                if released.wakes_all {
+                    // Those who wait for its group, or its provider's probe, wait for other keys too.
                     book.tell(StoreEvent::Changed(ask.provider));
                 }
             }

@@ -8,9 +8,10 @@ use rusqlite::{Connection, OptionalExtension as _, Row, Statement};
 
 use super::errors::Fault;
 use crate::model::{FencingToken, Fingerprint, GroupName, LeaseId, OwnerId, ProviderName};
+use crate::store::rules::learned::Learned;
 use crate::store::rules::parts::Head;
-use crate::store::rules::{Key, Learned, Lease, Ledger, Settings};
-use crate::store::text::{parse_rest, parse_subject, rest_text, subject_text};
+use crate::store::rules::{Key, Lease, Ledger, Settings};
+use crate::store::text::{groups_text, parse_groups, parse_rest, parse_subject, rest_text, subject_text};
 use crate::store::{Epoch, StoreTime};
 
 /// A provider's ledger, as far as the file and this process agree on it.
@@ -46,6 +47,9 @@ pub(super) struct Rows<'c> {
     all_rests: Statement<'c>,
     set_rest: Statement<'c>,
     drop_rest: Statement<'c>,
+    all_group_caps: Statement<'c>,
+    set_group_cap: Statement<'c>,
+    drop_group_cap: Statement<'c>,
 }
 
 impl<'c> Rows<'c> {
@@ -61,15 +65,23 @@ impl<'c> Rows<'c> {
             )?,
             all_keys: conn.prepare(
                 "SELECT id, pool, key_group, max_concurrent_uses, fingerprint, disabled, learned_cap,
-                 learned_at_ms, last_used_at_ms, seen_at_ms FROM keys WHERE provider = ?",
+                 learned_at_ms, last_used_at_ms, seen_at_ms, learned_groups FROM keys WHERE provider = ?",
             )?,
-            set_key: conn.prepare("REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?,
+            set_key: conn.prepare(
+                "REPLACE INTO keys (provider, id, pool, key_group, max_concurrent_uses, fingerprint, disabled,
+                 learned_cap, learned_at_ms, last_used_at_ms, seen_at_ms, learned_groups)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            )?,
             drop_key: conn.prepare("DELETE FROM keys WHERE provider = ? AND id = ?")?,
             all_leases: conn.prepare(
                 "SELECT id, key_id, pool, fingerprint, fencing_token, owner, app, expires_at_boot_ms,
-                 revoked, probe, wants_success FROM leases WHERE provider = ?",
+                 revoked, probe, wants_success, key_group FROM leases WHERE provider = ?",
             )?,
-            set_lease: conn.prepare("REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?,
+            set_lease: conn.prepare(
+                "REPLACE INTO leases (provider, id, key_id, pool, fingerprint, fencing_token, owner, app,
+                 expires_at_boot_ms, revoked, probe, wants_success, key_group)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            )?,
             drop_lease: conn.prepare("DELETE FROM leases WHERE provider = ? AND id = ?")?,
             drop_strays: conn.prepare(
                 "DELETE FROM leases WHERE provider = ?1
@@ -78,6 +90,12 @@ impl<'c> Rows<'c> {
             all_rests: conn.prepare("SELECT subject, rest FROM rests WHERE provider = ?")?,
             set_rest: conn.prepare("REPLACE INTO rests VALUES (?, ?, ?)")?,
             drop_rest: conn.prepare("DELETE FROM rests WHERE provider = ? AND subject = ?")?,
+            all_group_caps: conn
+                .prepare("SELECT key_group, cap, since_ms FROM group_caps WHERE provider = ?")?,
+            set_group_cap: conn.prepare(
+                "REPLACE INTO group_caps (provider, key_group, cap, since_ms) VALUES (?, ?, ?, ?)",
+            )?,
+            drop_group_cap: conn.prepare("DELETE FROM group_caps WHERE provider = ? AND key_group = ?")?,
         })
     }
 
@@ -121,7 +139,14 @@ impl<'c> Rows<'c> {
             rests.insert(subject, parse_rest(&rest).ok_or_else(|| Fault::Row(of_provider("a cooldown")))?);
         }
         drop(read);
-        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests);
+        let mut group_caps = HashMap::new();
+        let mut read = self.all_group_caps.query([id])?;
+        while let Some(row) = read.next()? {
+            let since = StoreTime(row.get::<_, i64>(2)?.cast_unsigned());
+            group_caps.insert(named(row, 0)?, Learned { cap: row.get(1)?, since });
+        }
+        drop(read);
+        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests, group_caps);
         Ok(Some(Kept { ledger, id, changes, head }))
     }
 
@@ -130,8 +155,9 @@ impl<'c> Rows<'c> {
         let epoch = Epoch(uuid::Uuid::now_v7().simple().to_string().into());
         let id = self.add_provider.query_row((name.as_str(), &*epoch.0), |row| row.get(0))?;
         let head = Head { epoch, grace_until: None, last_token: FencingToken(0) };
-        let (keys, leases, rests) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests);
+        let (keys, leases) = (HashMap::new(), HashMap::new());
+        let (rests, group_caps) = (HashMap::new(), HashMap::new());
+        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests, group_caps);
         Ok(Kept { ledger, id, changes: 1, head })
     }
 
@@ -165,6 +191,16 @@ impl<'c> Rows<'c> {
             };
             wrote = true;
         }
+        for (group, was) in touched.group_caps {
+            match ledger.group_cap(&group) {
+                Some(Learned { cap, since }) => {
+                    self.set_group_cap.execute((*id, group.as_str(), cap, since.0.cast_signed()))?
+                }
+                None if was => self.drop_group_cap.execute((*id, group.as_str()))?,
+                None => continue,
+            };
+            wrote = true;
+        }
         let now = ledger.head();
         if !wrote && now == *head {
             return Ok(false);
@@ -187,7 +223,7 @@ impl<'c> Rows<'c> {
     }
 
     fn write_key(&mut self, provider: i64, name: &str, key: &Key) -> rusqlite::Result<usize> {
-        let Key { settings, disabled, learned, last_used_at, seen_at, leases: _ } = key;
+        let Key { settings, disabled, learned, groups, last_used_at, seen_at, leases: _ } = key;
         let settings = settings.as_ref();
         self.set_key.execute((
             provider,
@@ -201,6 +237,7 @@ impl<'c> Rows<'c> {
             learned.map(|learned| learned.since.0.cast_signed()),
             last_used_at.map(|used| used.0.cast_signed()),
             seen_at.0.cast_signed(),
+            groups_text(groups),
         ))
     }
 
@@ -211,8 +248,19 @@ impl<'c> Rows<'c> {
         lease: &Lease,
         offset: u64,
     ) -> rusqlite::Result<usize> {
-        let Lease { key, pool, fingerprint, token, owner, app, expires_at, revoked, probe, wants_success } =
-            lease;
+        let Lease {
+            key,
+            pool,
+            fingerprint,
+            token,
+            owner,
+            app,
+            group,
+            expires_at,
+            revoked,
+            probe,
+            wants_success,
+        } = lease;
         self.set_lease.execute((
             provider,
             &id.0.as_bytes()[..],
@@ -226,6 +274,7 @@ impl<'c> Rows<'c> {
             revoked,
             probe,
             wants_success,
+            group.as_ref().map(GroupName::as_str),
         ))
     }
 }
@@ -248,6 +297,7 @@ fn key_of(row: &Row<'_>) -> Result<Key, Fault> {
         settings,
         disabled: row.get(5)?,
         learned,
+        groups: row.get::<_, Option<String>>(10)?.as_deref().map(parse_groups).unwrap_or_default(),
         last_used_at: time(row.get(8)?),
         seen_at: StoreTime(row.get::<_, i64>(9)?.cast_unsigned()),
         ..Key::default()
@@ -266,6 +316,7 @@ fn lease_of(row: &Row<'_>, offset: u64) -> Result<Lease, Fault> {
         revoked: row.get(8)?,
         probe: row.get(9)?,
         wants_success: row.get(10)?,
+        group: row.get::<_, Option<String>>(11)?.map(|_| named(row, 11)).transpose()?,
     })
 }
 

@@ -69,6 +69,19 @@ CREATE TABLE rests (
 ) STRICT, WITHOUT ROWID;
 ";
 
+/// What layout 1 has beside that: added to files that were made without it.
+const ADDED: &str = "
+CREATE TABLE IF NOT EXISTS group_caps ( -- how many uses at once the provider allows a group
+    provider  INTEGER NOT NULL,
+    key_group TEXT    NOT NULL,
+    cap       INTEGER NOT NULL,
+    since_ms  INTEGER NOT NULL,
+    PRIMARY KEY (provider, key_group)
+) STRICT, WITHOUT ROWID;
+";
+/// The same for columns: the groups that answers named, as JSON by fingerprint; the group a lease counts in.
+const ADDED_COLUMNS: [(&str, &str); 2] = [("keys", "learned_groups"), ("leases", "key_group")];
+
 /// The file that lies at `path`, ready for use and made where there is none; and which files these are.
 /// `left` are those of a database that was open before.
 pub(super) fn open(
@@ -162,6 +175,13 @@ fn set_up(work: &Transaction<'_>, clock: &StoreClock) -> Result<(), Fault> {
         work.execute_batch(&format!(
             "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {LAYOUT};"
         ))?;
+    }
+    work.execute_batch(ADDED)?;
+    for (table, column) in ADDED_COLUMNS {
+        let there = format!("SELECT count(*) FROM pragma_table_info('{table}') WHERE name = '{column}'");
+        if work.query_row(&there, [], |row| row.get::<_, i64>(0))? == 0 {
+            work.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {column} TEXT"))?;
+        }
     }
     let known = work
         .query_row("SELECT boot_id, offset_ms FROM meta", [], |row| {
