@@ -73,7 +73,7 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.timeouts.header, Duration::from_secs(10));
     assert_eq!(config.timeouts.keep_alive, Duration::from_secs(120));
     assert_eq!(config.shutdown_grace, Duration::from_secs(30));
-    assert_eq!(config.strategy, config::Strategy::Weighted);
+    assert_eq!(config.ranking.strategy, config::Strategy::Weighted);
     let nets: Vec<_> = config.proxy.deny_nets.iter().map(ToString::to_string).collect();
     let want = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32", "168.63.129.16/32"];
     assert_eq!(nets, want);
@@ -158,7 +158,7 @@ providers = ["openai"]
     assert_eq!(config.lease.on_lost, OnLost::Finish);
     assert_eq!(config.queue.max_wait, Duration::from_millis(500));
     assert_eq!((config.retry.max_body, config.retry.max_total), (64_000, 1000));
-    assert_eq!(config.strategy, config::Strategy::FillFirst);
+    assert_eq!(config.ranking.strategy, config::Strategy::FillFirst);
     assert_eq!(config.limits.max_header_bytes, 16384);
     assert_eq!(config.admin_token.unwrap().expose(), "admin-token");
     assert_eq!(config.pools["vip"][0].as_str(), "default");

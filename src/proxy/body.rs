@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -13,7 +14,7 @@ use crate::forward::held::{Broken, Ending, Guard, Held};
 use crate::lease::{Lease, Lost};
 use crate::model::{KeyId, Outcome, ProviderName};
 use crate::route::Standing;
-use crate::route::ring::{ModelKnown, ProviderKeys, RingKey};
+use crate::route::ring::{Ended, ModelKnown, ProviderKeys, RingKey};
 use crate::scrub::Filter;
 
 use super::mask::Mask;
@@ -68,13 +69,16 @@ pub(super) struct InUse {
     pub(super) lease: Lease,
     keys: Arc<ProviderKeys>,
     key: KeyId,
+    /// What it has come to so far.
+    ended: Ended,
+    first_byte: Option<Duration>,
 }
 
 impl InUse {
-    pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>) -> Self {
+    pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>, model: &ModelKnown) -> Self {
         let key = lease.key().clone();
-        keys.lent(&key);
-        Self { lease, keys, key }
+        keys.lent(&key, model);
+        Self { lease, keys, key, ended: Ended::Untold, first_byte: None }
     }
 
     /// The key, as it is configured for this use.
@@ -86,8 +90,19 @@ impl InUse {
         &self.keys.provider.name
     }
 
+    /// The provider's answer began after this time.
+    pub(super) fn began_after(&mut self, first_byte: Duration) {
+        self.first_byte = Some(first_byte);
+    }
+
+    /// The provider broke its answer off.
+    fn broke(&mut self) {
+        self.ended = Ended::Badly;
+    }
+
     /// Says what the answer said; the store hears it before the slot comes back.
     pub(super) fn report(&mut self, outcome: Outcome, model: &ModelKnown) {
+        self.ended = Ended::of(outcome.class);
         let group = self.key().and_then(|key| key.config.group.clone());
         self.lease.report(outcome, model.name(), group.as_ref());
     }
@@ -95,7 +110,7 @@ impl InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.keys.returned(&self.key);
+        self.keys.returned(&self.key, self.ended, self.first_byte);
     }
 }
 
@@ -183,6 +198,9 @@ impl Guard for Ticket {
             Poll::Ready(why) => Some(why),
             Poll::Pending => None,
         };
+        if let (Ending::UpstreamBroke | Ending::Idle, Some(in_use)) = (how, &mut self.in_use) {
+            in_use.broke();
+        }
         match how {
             Ending::Complete => {}
             Ending::ClientGone => self.trace.ended_as(why_cut.unwrap_or("cancelled")),

@@ -5,18 +5,19 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-use crate::config::{Config, KeyConfig, Provider, Strategy};
+use super::rank::{self, Row, Rule, Terms};
+use super::seen::KeyState;
+use crate::config::{Config, KeyConfig, Provider, Ranking};
 use crate::model::{
-    Candidate, Fingerprint, GroupName, KeyId, KeySettings, ModelName, PoolName, ProviderName,
+    Candidate, Fingerprint, GroupName, KeyId, KeySettings, ModelName, PoolName, ProviderName, Scope, Wanted,
 };
 
-/// Idleness counts up to this; longer is not more idle (design, section 6).
-const IDLE_SATURATES: Duration = Duration::from_mins(5);
+pub use super::seen::Ended;
 
 /// All keys of all served providers. What it holds may be replaced while it is in use: whoever has looked
 /// goes on with what was found.
@@ -24,7 +25,22 @@ const IDLE_SATURATES: Duration = Duration::from_mins(5);
 pub struct Ring {
     providers: ArcSwap<Providers>,
     salt: ArcSwap<Salt>,
+    clock: Arc<Clock>,
+}
+
+/// What all keys are timed by, also when their settings are replaced.
+#[derive(Debug)]
+struct Clock {
     born: Instant,
+    /// Rises with each choice of a key.
+    turns: AtomicU64,
+}
+
+impl Clock {
+    /// µs since the ring's birth.
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
 }
 
 /// Providers with their keys, at one moment.
@@ -46,10 +62,11 @@ pub struct ProviderKeys {
     pub provider: Arc<Provider>,
     /// Its keys, in the configuration's order.
     pub keys: Vec<RingKey>,
+    /// Where each is in `keys`.
+    places: HashMap<KeyId, usize>,
     fallbacks: HashMap<PoolName, Vec<PoolName>>,
-    strategy: Strategy,
-    turn: AtomicUsize,
-    born: Instant,
+    ranking: Ranking,
+    clock: Arc<Clock>,
 }
 
 /// One key.
@@ -60,15 +77,6 @@ pub struct RingKey {
     /// Its secret's fingerprint under the store's salt.
     fingerprint: ArcSwap<Fingerprint>,
     state: Arc<KeyState>,
-}
-
-/// What this process has seen of a key. It outlives a change of the key's settings.
-#[derive(Debug, Default)]
-struct KeyState {
-    off: AtomicBool,
-    in_flight: AtomicU32,
-    /// Ms since the ring's birth at which it was last lent, plus one; 0: never.
-    last_lent: AtomicU64,
 }
 
 /// What is known of a request's model.
@@ -130,8 +138,6 @@ impl Wish {
 pub struct Fitting {
     /// Positions in [`ProviderKeys::keys`], with the rank of the key's pool in the chain.
     members: Vec<(usize, usize)>,
-    /// The same as sorted ids: the queue this request stands in.
-    pub ids: Arc<[KeyId]>,
 }
 
 impl Fitting {
@@ -141,12 +147,6 @@ impl Fitting {
     }
 }
 
-fn sorted_ids(keys: &ProviderKeys, members: &[(usize, usize)]) -> Arc<[KeyId]> {
-    let mut ids: Vec<KeyId> = members.iter().map(|(at, _)| keys.keys[*at].config.id.clone()).collect();
-    ids.sort_unstable();
-    ids.into()
-}
-
 impl Ring {
     /// From the configuration, with fingerprints under a salt of its own until the store's is known.
     pub fn new(config: &Config) -> Self {
@@ -154,7 +154,7 @@ impl Ring {
         let ring = Self {
             providers: ArcSwap::default(),
             salt: ArcSwap::from_pointee(Salt(salt)),
-            born: Instant::now(),
+            clock: Arc::new(Clock { born: Instant::now(), turns: AtomicU64::new(1) }),
         };
         ring.replace(config);
         ring
@@ -170,13 +170,18 @@ impl Ring {
             let known = before.get(&key.provider).and_then(|keys| keys.key(&key.id));
             RingKey::new(key, &salt, known)
         };
-        let keys_of = |provider: &Arc<Provider>| ProviderKeys {
-            provider: provider.clone(),
-            keys: config.keys.iter().filter(|key| key.provider == provider.name).map(made).collect(),
-            fallbacks: fallbacks.clone(),
-            strategy: config.strategy,
-            turn: AtomicUsize::new(0),
-            born: self.born,
+        let keys_of = |provider: &Arc<Provider>| {
+            let own = config.keys.iter().filter(|key| key.provider == provider.name);
+            let keys: Vec<_> = own.map(made).collect();
+            let places = keys.iter().enumerate().map(|(at, key)| (key.config.id.clone(), at)).collect();
+            ProviderKeys {
+                provider: provider.clone(),
+                keys,
+                places,
+                fallbacks: fallbacks.clone(),
+                ranking: config.ranking,
+                clock: self.clock.clone(),
+            }
         };
         let keys = config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each))));
         self.providers.store(Arc::new(keys.collect()));
@@ -294,60 +299,72 @@ impl ProviderKeys {
                 members.push((at, rank));
             }
         }
-        let ids = sorted_ids(self, &members);
-        Fitting { members, ids }
+        Fitting { members }
     }
 
-    /// Candidates in the order in which the store shall try them: pools in order, within a pool by the
-    /// strategy. Keys switched off here are left out, unless all are.
-    pub fn rank(&self, fitting: &Fitting) -> Vec<Candidate> {
-        let mut order: Vec<(usize, usize, f64)> =
-            fitting.members.iter().map(|(at, pool)| (*at, *pool, 0.0)).collect();
-        if order.iter().any(|(at, ..)| self.usable(*at)) {
-            order.retain(|(at, ..)| self.usable(*at));
-        }
-        let turn =
-            if self.strategy == Strategy::RoundRobin { self.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        let now = self.now();
-        for (at, _, cost) in &mut order {
-            *cost = self.cost(*at, turn, now);
-        }
-        order.sort_by(|a, b| a.1.cmp(&b.1).then(a.2.total_cmp(&b.2)));
-        order.into_iter().map(|(at, ..)| self.candidate(at)).collect()
+    /// The ids of the keys that fit, sorted: the queue that the request stands in.
+    pub fn ids(&self, fitting: &Fitting) -> Arc<[KeyId]> {
+        let mut ids: Vec<KeyId> =
+            fitting.members.iter().map(|(at, _)| self.keys[*at].config.id.clone()).collect();
+        ids.sort_unstable();
+        ids.into()
     }
 
-    /// Lower is better.
-    fn cost(&self, at: usize, turn: usize, now: u64) -> f64 {
+    /// The best candidates that are wanted, in the order in which the store shall try them (see
+    /// [`rank`](super::rank)). Keys switched off here are left out, unless all are.
+    pub fn rank(&self, fitting: &Fitting, model: &ModelKnown, wanted: &Wanted<'_>) -> Vec<Candidate> {
+        let now = self.clock.now();
+        let any_on = fitting.members.iter().any(|(at, _)| self.keys[*at].state.is_on());
+        let members = || {
+            fitting.members.iter().filter(move |(at, _)| {
+                let key = &self.keys[*at];
+                (!any_on || key.state.is_on())
+                    && !wanted.leaves_out(&key.config.id, || key.fingerprint())
+            })
+        };
+        let rows = members().map(|(at, pool)| self.row(*at, *pool, model.name(), now));
+        let usual_ms =
+            rank::usual_first_byte(members().map(|(at, _)| self.keys[*at].state.first_byte_ms(now)));
+        let rule = Rule {
+            strategy: self.ranking.strategy,
+            weights: &self.ranking.weights,
+            usual_ms,
+            seed: rand::random(),
+        };
+        let mut candidates = Vec::with_capacity(wanted.most.min(fitting.members.len()));
+        rank::best(rows, &rule, wanted.most, |at| {
+            if candidates.is_empty() && wanted.is_first() {
+                let turn = self.clock.turns.fetch_add(1, Ordering::Relaxed);
+                self.keys[at].state.chosen(turn, now);
+            }
+            candidates.push(self.candidate(at));
+        });
+        candidates
+    }
+
+    fn row(&self, at: usize, pool: usize, model: Option<&ModelName>, now: u64) -> Row {
         let key = &self.keys[at];
-        let load = f64::from(key.state.in_flight.load(Ordering::Relaxed))
-            / f64::from(key.config.max_concurrent_uses.max(1));
-        match self.strategy {
-            Strategy::FillFirst => 0.0,
-            Strategy::LeastInFlight => load,
-            Strategy::RoundRobin => {
-                let count = self.keys.len().max(1);
-                // Positions are small: exact in an f64.
-                f64::from(u32::try_from((at + count - turn % count) % count).unwrap_or(u32::MAX))
-            }
-            Strategy::Weighted => {
-                let idle = match key.state.last_lent.load(Ordering::Relaxed) {
-                    0 => 1.0,
-                    lent => {
-                        let idle = Duration::from_millis(now.saturating_sub(lent)).min(IDLE_SATURATES);
-                        idle.as_secs_f64() / IDLE_SATURATES.as_secs_f64()
-                    }
-                };
-                2.0 * load - idle + 0.05 * rand::random::<f64>()
-            }
-        }
+        key.state.row(at, pool, key.config.max_concurrent_uses, model, now)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
-    }
-
-    fn usable(&self, at: usize) -> bool {
-        !self.keys[at].state.off.load(Ordering::Relaxed)
+    /// Why its keys are ranked as they are, for a request without a model: in the configuration's order.
+    pub fn explain(&self) -> Vec<Explained<'_>> {
+        let now = self.clock.now();
+        let usual_ms =
+            rank::usual_first_byte(self.keys.iter().map(|key| key.state.first_byte_ms(now)));
+        let of = |(at, key): (usize, &'_ RingKey)| {
+            let row = self.row(at, 0, None, now);
+            let terms = Terms::of(&row, usual_ms);
+            (key.config.id.clone(), row, terms)
+        };
+        let explained = |(id, row, terms): (KeyId, Row, Terms)| Explained {
+            key: id,
+            row,
+            terms,
+            score: terms.score(&self.ranking.weights),
+            ranking: &self.ranking,
+        };
+        self.keys.iter().enumerate().map(of).map(explained).collect()
     }
 
     fn candidate(&self, at: usize) -> Candidate {
@@ -362,14 +379,13 @@ impl ProviderKeys {
 
     /// One key by id.
     pub fn key(&self, id: &KeyId) -> Option<&RingKey> {
-        self.keys.iter().find(|key| key.config.id == *id)
+        self.places.get(id).map(|at| &self.keys[*at])
     }
 
     /// Whether a key that the store just lent, with the secret of this fingerprint, may be used: not switched
     /// off, removed or given another secret here meanwhile.
     pub fn confirm(&self, id: &KeyId, fingerprint: Fingerprint) -> bool {
-        self.key(id)
-            .is_some_and(|key| !key.state.off.load(Ordering::Relaxed) && key.fingerprint() == fingerprint)
+        self.key(id).is_some_and(|key| key.state.is_on() && key.fingerprint() == fingerprint)
     }
 
     /// A person switched the key on or off.
@@ -380,19 +396,52 @@ impl ProviderKeys {
     }
 
     /// A use of the key begins.
-    pub fn lent(&self, id: &KeyId) {
+    pub fn lent(&self, id: &KeyId, model: &ModelKnown) {
         if let Some(key) = self.key(id) {
-            key.state.in_flight.fetch_add(1, Ordering::Relaxed);
-            key.state.last_lent.store(self.now(), Ordering::Relaxed);
+            key.state.lent(model.name(), self.clock.now());
         }
     }
 
-    /// A use of the key has ended.
-    pub fn returned(&self, id: &KeyId) {
+    /// A use of the key has ended; `first_byte`: how long its answer took to begin.
+    pub fn returned(&self, id: &KeyId, ended: Ended, first_byte: Option<Duration>) {
         if let Some(key) = self.key(id) {
-            key.state.in_flight.fetch_sub(1, Ordering::Relaxed);
+            key.state.returned(ended, first_byte, self.clock.now());
         }
     }
+
+    /// The key, or all of its group where the limit is the group's, is known to rest for so long: for this
+    /// model, or for all.
+    pub fn rests(&self, id: &KeyId, scope: Scope, model: Option<&ModelName>, left: Duration) {
+        let Some(key) = self.key(id) else { return };
+        let until = self.clock.now().saturating_add(u64::try_from(left.as_micros()).unwrap_or(u64::MAX));
+        let model = model.filter(|_| scope.names_model());
+        key.state.rests_until(model, until);
+        if let (Scope::Group | Scope::GroupModel, Some(group)) = (scope, &key.config.group) {
+            for other in self.keys.iter().filter(|other| other.config.group.as_ref() == Some(group)) {
+                other.state.rests_until(model, until);
+            }
+        }
+    }
+
+    /// What was known to rest may be lent again, for all that is known here: something was lifted.
+    pub fn forget_rests(&self) {
+        self.keys.iter().for_each(|key| key.state.forget_rests());
+    }
+}
+
+/// Why a key is ranked as it is.
+#[derive(Debug, Clone)]
+pub struct Explained<'a> {
+    /// The key.
+    pub key: KeyId,
+    /// What was seen of it.
+    pub row: Row,
+    /// What its score is made of.
+    pub terms: Terms,
+    /// The score, without jitter.
+    pub score: f64,
+    /// What they were weighed by.
+    pub ranking: &'a Ranking,
 }
 
 /// Whether `text` fits `pattern`, in which each `*` stands for any text.

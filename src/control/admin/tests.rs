@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 
 use crate::config::{
     Alpn, ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
-    RetryConfig, StoreConfig, StoreUrl, Strategy, Timeouts,
+    Ranking, RetryConfig, RetryOn, StoreConfig, StoreUrl, Timeouts,
 };
 use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
 use crate::store::memory::MemoryStore;
@@ -59,7 +59,7 @@ pub(in crate::control) fn config() -> Config {
             max_duration: None,
         },
         queue: QueueConfig { max_wait: second * 10, max_waiting: 1024 },
-        retry: RetryConfig { max_attempts: 3, max_body: 1 << 23, max_total: 1 << 28 },
+        retry: RetryConfig { max_attempts: 3, max_body: 1 << 23, max_total: 1 << 28, on: RetryOn::default() },
         timeouts: Timeouts {
             connect: second,
             first_byte: second,
@@ -69,7 +69,7 @@ pub(in crate::control) fn config() -> Config {
             keep_alive: second,
         },
         shutdown_grace: second,
-        strategy: Strategy::Weighted,
+        ranking: Ranking::DEFAULT,
         proxy: ProxyConfig { tunnel_other_hosts: true, deny_nets: Vec::new(), alpn: vec![Alpn::Http1] },
         limits: Limits { max_connections: 64, max_header_bytes: 1 << 16, max_headers: 100, max_streams: 200 },
         admin_token: None,
