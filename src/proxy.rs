@@ -248,7 +248,8 @@ impl Rooms {
                 Ok(answer) => answer,
                 Err(error) => {
                     in_use.report(Outcome::plain(Class::Network, None), &choice.wish().model);
-                    let again = error.may_repeat(outgoing.method()) || (retry.on.connection && error.broke_off());
+                    let again =
+                        error.may_repeat(outgoing.method()) || (retry.on.connection && error.broke_off());
                     if !last && again && body.is_whole() {
                         continue;
                     }

@@ -15,8 +15,8 @@ use super::errors::{ConfigError, Mistake, Source, Span, syntax_mistake};
 use super::providers::Providers;
 use super::tree::{Field, Page, Said, Table, dir_of};
 use super::{
-    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields,
-    sections, store, users,
+    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields, sections,
+    store, users,
 };
 use crate::model::{AppName, KeyId, PoolName, ProviderName, Secret};
 

@@ -288,6 +288,18 @@ pub enum Strategy {
     FillFirst,
 }
 
+impl Strategy {
+    /// The word in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Weighted => "weighted",
+            Self::RoundRobin => "round_robin",
+            Self::LeastInFlight => "least_in_flight",
+            Self::FillFirst => "fill_first",
+        }
+    }
+}
+
 /// `[proxy]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProxyConfig {

@@ -9,8 +9,8 @@ use super::defaults;
 use super::tree::{Field, Page, Table};
 use super::values::{self, SOCKET_MODE};
 use super::{
-    Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, Ranking, RetryConfig, RetryOn,
-    Strategy, Timeouts, WebSocketConfig, Weights,
+    Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, Ranking, RetryConfig,
+    RetryOn, Strategy, Timeouts, WebSocketConfig, Weights,
 };
 
 /// `[listen]`; `anybody` where no app has a token, so that none can be told apart over TCP.

@@ -12,7 +12,9 @@ use super::held::{Hold, Lease};
 use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
 use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
 use super::{Inner, Leases, STORE_DOWN, Station, lock};
-use crate::model::{AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName, Wanted};
+use crate::model::{
+    AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName, Wanted,
+};
 use crate::store::{Acquire, Acquired, Candidate, Grant, Reason, Refusal, StoreError};
 
 /// How many candidates go to the store first; the rest only if those could not be had.
@@ -300,6 +302,12 @@ impl<'a> Walk<'a> {
                 self.begin(id, &grant, asked, call.sent()).map(Tried::Got)
             }
             Ok(Acquired::Refused(refusal)) => {
+                inner.tell(|witness| {
+                    let model = self.want.model;
+                    refusal.reasons.iter().for_each(|(key, why)| {
+                        witness.passed_over(self.want.provider, model, key, *why);
+                    });
+                });
                 let unusable = !refusal.any_full() && !refusal.any_cooling();
                 inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
                 Ok(Tried::Refused(refusal))
@@ -325,7 +333,8 @@ impl<'a> Walk<'a> {
         let now = Instant::now();
         let end = inner.lease.max_duration.map_or(u64::MAX, |bound| inner.ticks(now + bound));
         let (fingerprint, app) = (candidate.fingerprint, self.want.app.clone());
-        let hold = Hold::new(grant, id, fingerprint, app, now, inner.deadline(sent), end);
+        let named = (self.want.provider.clone(), id);
+        let hold = Hold::new(named, grant, fingerprint, app, now, inner.deadline(sent), end);
         Ok(Lease::begin(self.leases, self.station, hold, grant, self.begun.elapsed()))
     }
 

@@ -11,10 +11,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Inner, Leases, Station, lock, settle};
+use super::{Gone, Inner, Leases, Station, lock, settle};
 use crate::config::OnLost;
 use crate::model::{
     AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, ModelName, Outcome, PoolName,
+    ProviderName,
 };
 use crate::store::{Grant, Held, Release, Report};
 
@@ -39,6 +40,7 @@ const UNKNOWN: u8 = 4;
 
 /// What a lease's holder and the heartbeat both look at.
 pub(super) struct Hold {
+    pub(super) provider: ProviderName,
     pub(super) id: LeaseId,
     pub(super) key: KeyId,
     pub(super) pool: PoolName,
@@ -61,8 +63,8 @@ pub(super) struct Hold {
 
 impl Hold {
     pub(super) fn new(
+        (provider, id): (ProviderName, LeaseId),
         grant: &Grant,
-        id: LeaseId,
         fingerprint: Fingerprint,
         app: AppName,
         begun: Instant,
@@ -70,6 +72,7 @@ impl Hold {
         end: u64,
     ) -> Self {
         Self {
+            provider,
             id,
             key: grant.key.clone(),
             pool: grant.pool.clone(),
@@ -133,8 +136,8 @@ impl Hold {
 
     /// Ends it if one of its times has passed.
     pub(super) fn check(&self, inner: &Inner, now: u64) {
-        if now >= self.end {
-            self.tell(TOO_LONG);
+        if now >= self.end && self.tell(TOO_LONG) {
+            self.witness(inner, Lost::TooLong);
         }
         if self.is_sound() && now >= self.deadline.load(Ordering::Acquire) {
             self.give_up(inner, EXPIRED);
@@ -150,6 +153,7 @@ impl Hold {
     pub(super) fn revoked_by_hand(&self, inner: &Inner) {
         if !self.over.swap(true, Ordering::AcqRel) {
             inner.metrics.lost();
+            self.witness(inner, Lost::Revoked);
         }
         self.tell(REVOKED);
     }
@@ -162,15 +166,30 @@ impl Hold {
         if why == EXPIRED {
             inner.metrics.expired();
         }
+        self.witness(inner, if why == EXPIRED { Lost::Expired } else { Lost::Unknown });
         if inner.lease.on_lost == OnLost::Abort {
             self.tell(why);
         }
     }
 
-    fn tell(&self, why: u8) {
-        // The first reason stays.
-        let _ = self.told.compare_exchange(HELD, why, Ordering::AcqRel, Ordering::Acquire);
+    /// Whether this was the first reason; it stays.
+    fn tell(&self, why: u8) -> bool {
+        let first = self.told.compare_exchange(HELD, why, Ordering::AcqRel, Ordering::Acquire).is_ok();
         self.waker.wake();
+        first
+    }
+
+    fn witness(&self, inner: &Inner, why: Lost) {
+        inner.tell(|witness| {
+            witness.lost(&Gone {
+                provider: self.provider.clone(),
+                lease: self.id,
+                key: self.key.clone(),
+                pool: self.pool.clone(),
+                app: self.app.clone(),
+                why,
+            });
+        });
     }
 
     fn poll_lost(&self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Lost> {

@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::fake::{Recorder, State};
 use super::*;
 use crate::config::OnLost;
-use crate::model::{AppName, Class, Fingerprint, LeaseId, ModelName, Outcome, PoolName, ProviderName, Wanted};
+use crate::model::{
+    AppName, Class, Fingerprint, LeaseId, ModelName, Outcome, PoolName, ProviderName, Wanted,
+};
 use crate::store::{Candidate, SyncMode};
 
 const TTL: Duration = Duration::from_secs(30);

@@ -91,9 +91,9 @@ impl Terms {
         let minute = 60_000_000.0;
         Self {
             capacity: free * speed(row.first_byte_ms, usual_ms),
-            idle: row.idle_us.map_or(1.0, |idle| {
-                idle.min(IDLE_SATURATES_US) as f64 / IDLE_SATURATES_US as f64
-            }),
+            idle: row
+                .idle_us
+                .map_or(1.0, |idle| idle.min(IDLE_SATURATES_US) as f64 / IDLE_SATURATES_US as f64),
             success,
             error,
             rate_limit,
@@ -356,7 +356,11 @@ mod tests {
         assert_eq!(order_by(Strategy::RoundRobin, &rows, 9), [1, 2, 0]);
         let mut equal = [row(0), row(1)];
         equal[0].fresh_us = Some(10);
-        assert_eq!(order_by(Strategy::LeastInFlight, &equal, 9), [1, 0], "of equals the one chosen longest ago");
+        assert_eq!(
+            order_by(Strategy::LeastInFlight, &equal, 9),
+            [1, 0],
+            "of equals the one chosen longest ago"
+        );
     }
 
     #[test]
@@ -364,7 +368,7 @@ mod tests {
         let usual = usual_first_byte([300.0, 300.0, 3000.0, 0.0].into_iter());
         assert!((300.0..450.0).contains(&usual), "one slow key hardly moves it: {usual}");
         let of = |ms| Terms::of(&Row { first_byte_ms: ms, ..row(0) }, 300.0).capacity;
-        assert_eq!([of(0.0), of(30.0), of(600.0), of(1200.0), of(6000.0)], [1.0, 1.0, 1.0, 0.5, 0.1]);
+        assert_eq!([of(0.0), of(30.0), of(600.0), of(1200.0), of(4800.0)], [1.0, 1.0, 1.0, 0.5, 0.125]);
     }
 
     #[test]
@@ -414,26 +418,28 @@ mod tests {
     fn any_row() -> impl Generated<Value = Row> {
         let times = (prop::option::of(0..u64::MAX), prop::option::of(0..u64::MAX), 0..4_u64, any::<u64>());
         let counts = (0.0..1e6_f32, 0.0..1e6_f32, 0.0..1e6_f32, 0.0..1e7_f32);
-        ((0..3_usize, 0..12_u32, 0..12_u32), times, counts).prop_map(|((pool, in_flight, cap), times, counts)| {
-            let (idle_us, fresh_us, rests, rest) = times;
-            let (served, failed, limited, first_byte_ms) = counts;
-            let rest_us = if rests == 0 { rest } else { 0 };
-            let at = 0;
-            Row {
-                at,
-                pool,
-                in_flight,
-                cap,
-                idle_us,
-                fresh_us,
-                turn: rest,
-                rest_us,
-                served,
-                failed,
-                limited,
-                first_byte_ms,
-            }
-        })
+        ((0..3_usize, 0..12_u32, 0..12_u32), times, counts).prop_map(
+            |((pool, in_flight, cap), times, counts)| {
+                let (idle_us, fresh_us, rests, rest) = times;
+                let (served, failed, limited, first_byte_ms) = counts;
+                let rest_us = if rests == 0 { rest } else { 0 };
+                let at = 0;
+                Row {
+                    at,
+                    pool,
+                    in_flight,
+                    cap,
+                    idle_us,
+                    fresh_us,
+                    turn: rest,
+                    rest_us,
+                    served,
+                    failed,
+                    limited,
+                    first_byte_ms,
+                }
+            },
+        )
     }
 
     proptest! {

@@ -24,6 +24,7 @@ pub use super::seen::Ended;
 #[derive(Debug)]
 pub struct Ring {
     providers: ArcSwap<Providers>,
+    ranking: ArcSwap<Ranking>,
     salt: ArcSwap<Salt>,
     clock: Arc<Clock>,
 }
@@ -153,6 +154,7 @@ impl Ring {
         let salt: [u8; 32] = rand::random();
         let ring = Self {
             providers: ArcSwap::default(),
+            ranking: ArcSwap::from_pointee(config.ranking),
             salt: ArcSwap::from_pointee(Salt(salt)),
             clock: Arc::new(Clock { born: Instant::now(), turns: AtomicU64::new(1) }),
         };
@@ -185,6 +187,12 @@ impl Ring {
         };
         let keys = config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each))));
         self.providers.store(Arc::new(keys.collect()));
+        self.ranking.store(Arc::new(config.ranking));
+    }
+
+    /// How keys are ordered.
+    pub fn ranking(&self) -> Ranking {
+        **self.ranking.load()
     }
 
     /// The salt in use.
@@ -318,8 +326,7 @@ impl ProviderKeys {
         let members = || {
             fitting.members.iter().filter(move |(at, _)| {
                 let key = &self.keys[*at];
-                (!any_on || key.state.is_on())
-                    && !wanted.leaves_out(&key.config.id, || key.fingerprint())
+                (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || key.fingerprint())
             })
         };
         let rows = members().map(|(at, pool)| self.row(*at, *pool, model.name(), now));
@@ -348,23 +355,15 @@ impl ProviderKeys {
     }
 
     /// Why its keys are ranked as they are, for a request without a model: in the configuration's order.
-    pub fn explain(&self) -> Vec<Explained<'_>> {
+    pub fn explain(&self) -> Vec<Explained> {
         let now = self.clock.now();
-        let usual_ms =
-            rank::usual_first_byte(self.keys.iter().map(|key| key.state.first_byte_ms(now)));
-        let of = |(at, key): (usize, &'_ RingKey)| {
+        let usual_ms = rank::usual_first_byte(self.keys.iter().map(|key| key.state.first_byte_ms(now)));
+        let explained = |(at, key): (usize, &RingKey)| {
             let row = self.row(at, 0, None, now);
             let terms = Terms::of(&row, usual_ms);
-            (key.config.id.clone(), row, terms)
+            Explained { key: key.config.id.clone(), row, terms, score: terms.score(&self.ranking.weights) }
         };
-        let explained = |(id, row, terms): (KeyId, Row, Terms)| Explained {
-            key: id,
-            row,
-            terms,
-            score: terms.score(&self.ranking.weights),
-            ranking: &self.ranking,
-        };
-        self.keys.iter().enumerate().map(of).map(explained).collect()
+        self.keys.iter().enumerate().map(explained).collect()
     }
 
     fn candidate(&self, at: usize) -> Candidate {
@@ -431,7 +430,7 @@ impl ProviderKeys {
 
 /// Why a key is ranked as it is.
 #[derive(Debug, Clone)]
-pub struct Explained<'a> {
+pub struct Explained {
     /// The key.
     pub key: KeyId,
     /// What was seen of it.
@@ -440,8 +439,6 @@ pub struct Explained<'a> {
     pub terms: Terms,
     /// The score, without jitter.
     pub score: f64,
-    /// What they were weighed by.
-    pub ranking: &'a Ranking,
 }
 
 /// Whether `text` fits `pattern`, in which each `*` stands for any text.

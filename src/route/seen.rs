@@ -250,9 +250,8 @@ impl Rests {
     fn are_over(&self, model: Option<&ModelName>, now: u64) {
         self.all.store(0, Ordering::Relaxed);
         if let Some(model) = model.filter(|_| self.latest.load(Ordering::Relaxed) > now) {
-            self.models.rcu(|models| {
-                models.iter().filter(|(name, _)| name != model).cloned().collect::<Vec<_>>()
-            });
+            self.models
+                .rcu(|models| models.iter().filter(|(name, _)| name != model).cloned().collect::<Vec<_>>());
         }
     }
 

@@ -243,6 +243,7 @@ fn facts(key: &Seen) -> Option<Facts> {
         fingerprint: field("fingerprint").and_then(parse_fingerprint),
         cap: field("max_concurrent_uses").and_then(|cap| cap.parse().ok()).unwrap_or(1).max(1),
         disabled: field("status") == Some("disabled"),
+        drained: field("drained").is_some(),
         in_use: u32::try_from(key.slots.len()).unwrap_or(u32::MAX),
         last_used_at: time_in(&key.row, "last_used_at_ms"),
     })

@@ -71,6 +71,8 @@ pub(in crate::store) struct Key {
     /// `None` while only a reasserted lease speaks of it.
     pub(in crate::store) settings: Option<Settings>,
     pub(in crate::store) disabled: bool,
+    /// It was disabled to be drained.
+    pub(in crate::store) drained: bool,
     pub(in crate::store) learned: Option<Learned>,
     pub(in crate::store) last_used_at: Option<StoreTime>,
     pub(in crate::store) seen_at: StoreTime,
@@ -248,9 +250,10 @@ impl Ledger {
         let Some(key) = self.keys.get_mut(id) else { return false };
         let Some(settings) = &key.settings else { return false };
         match change {
-            StatusChange::Disable => key.disabled = true,
+            StatusChange::Disable => (key.disabled, key.drained) = (true, false),
+            StatusChange::Drain => (key.disabled, key.drained) = (true, true),
             StatusChange::Enable => {
-                key.disabled = false;
+                (key.disabled, key.drained) = (false, false);
                 self.rests.lift(|subject, rest| subject.is_of_key(id) && rest.is_invalid());
             }
             StatusChange::CheckedGood(secret) => {

@@ -37,6 +37,7 @@ impl Ledger {
             fingerprint: settings.fingerprint,
             cap: key.cap(),
             disabled: key.disabled,
+            drained: key.drained,
             in_use: self.in_use(key, now),
             last_used_at: key.last_used_at,
         };
@@ -52,6 +53,7 @@ pub(in crate::store) struct Facts {
     pub(in crate::store) fingerprint: Option<Fingerprint>,
     pub(in crate::store) cap: u32,
     pub(in crate::store) disabled: bool,
+    pub(in crate::store) drained: bool,
     pub(in crate::store) in_use: u32,
     pub(in crate::store) last_used_at: Option<StoreTime>,
 }
@@ -63,7 +65,7 @@ impl Facts {
         let status = status(self.disabled, self.fingerprint.is_some(), own, now);
         let reason = match (status, own) {
             (KeyStatus::Available | KeyStatus::Pending, _) => None,
-            (KeyStatus::Disabled, _) => Some("operator"),
+            (KeyStatus::Disabled, _) => Some(if self.drained { "drained" } else { "operator" }),
             (_, Some(rest)) if rest.by_check => Some("check"),
             (_, rest) => rest.map(|rest| rest.class.as_str()),
         };

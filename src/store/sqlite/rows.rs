@@ -187,7 +187,9 @@ impl<'c> Rows<'c> {
     }
 
     fn write_key(&mut self, provider: i64, name: &str, key: &Key) -> rusqlite::Result<usize> {
-        let Key { settings, disabled, learned, last_used_at, seen_at, leases: _ } = key;
+        let Key { settings, disabled, drained, learned, last_used_at, seen_at, leases: _ } = key;
+        // 2: to be drained; who knows only of disabled keys reads it as that.
+        let disabled = i64::from(*disabled) + i64::from(*disabled && *drained);
         let settings = settings.as_ref();
         self.set_key.execute((
             provider,
@@ -244,9 +246,11 @@ fn key_of(row: &Row<'_>) -> Result<Key, Fault> {
         (Some(cap), Some(since)) => Some(Learned { cap, since }),
         _ => None,
     };
+    let disabled: i64 = row.get(5)?;
     Ok(Key {
         settings,
-        disabled: row.get(5)?,
+        disabled: disabled != 0,
+        drained: disabled == 2,
         learned,
         last_used_at: time(row.get(8)?),
         seen_at: StoreTime(row.get::<_, i64>(9)?.cast_unsigned()),
