@@ -131,6 +131,7 @@ macro_rules! store_contract {
         }
         store_contract! { @tests $backend; settings:
             a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on
+            a_drained_key_is_disabled_with_that_reason_until_it_is_enabled_or_disabled
             enabling_lifts_invalid_and_keeps_cooldowns
             clearing_lifts_every_cooldown_of_the_key_but_not_invalid
             a_failed_check_makes_the_key_invalid_with_that_secret_alone

@@ -15,11 +15,11 @@ use crate::config::{
     Alpn, ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
     Ranking, RetryConfig, RetryOn, StoreConfig, StoreUrl, Timeouts,
 };
-use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
+use crate::model::{AppName, FencingToken, Fingerprint, KeyStatus, LeaseId, OwnerId, PoolName, Secret};
 use crate::store::memory::MemoryStore;
 use crate::store::{
-    Acquire, Acquired, Answer, Candidate, KeySettings, Release, Renew, Renewed, Report, Reported, StoreEvent,
-    SyncKeys, SyncMode, Synced,
+    Acquire, Acquired, Answer, Candidate, KeySettings, KeyView, LeaseView, Release, Renew, Renewed, Report,
+    Reported, Snapshot, StatusChange, StoreEvent, StoreTime, SyncKeys, SyncMode, Synced,
 };
 
 /// A configuration with one provider and two keys.
@@ -320,6 +320,31 @@ impl Hands for FakeHands {
     fn doctors_tools(&self) -> Tools {
         crate::run::doctors_tools()
     }
+    fn ranking(&self) -> RankingSeen {
+        let of = |capacity, idle, success, freshness| TermsSeen {
+            capacity,
+            idle,
+            success,
+            error: 0.0,
+            rate_limit: 0.0,
+            cooldown: 0.0,
+            freshness,
+        };
+        RankingSeen {
+            strategy: "weighted".into(),
+            weights: TermsSeen { error: 1.0, rate_limit: 1.0, cooldown: 1.0, ..of(2.0, 0.5, 1.0, 2.0) },
+            jitter: 0.05,
+            keys: vec![RankSeen {
+                provider: ProviderName::parse("openai").unwrap(),
+                key: KeyId::parse("openai-a").unwrap(),
+                score: 2.625,
+                terms: of(0.75, 0.25, 1.0, 0.0),
+                in_flight: 2,
+                first_byte_ms: Some(312.4),
+                rests_ms: None,
+            }],
+        }
+    }
     fn waiting(&self) -> usize {
         2
     }
@@ -345,6 +370,8 @@ fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> Admin
         store,
         owner: here(),
         metrics: Metrics::new(),
+        events: Events::new(),
+        followers: Arc::new(Semaphore::new(FOLLOWERS)),
         hands: hands.clone(),
         draining: Arc::new(AtomicBool::new(false)),
         proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
