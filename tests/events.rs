@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use support::client::send;
 use support::plays::{openai, rate_limited};
 use support::redis::Redis;
-use support::{Door, Gate, Key, Lessor, NEVER, Play, Provider, Request, Setup, Stream, eventually, ms, within};
+use support::{
+    Door, Gate, Key, Lessor, NEVER, Play, Provider, Request, Setup, Stream, eventually, ms, within,
+};
 
 const CANARY: &str = "sk-CANARY-7f3a9c51e2";
 
@@ -75,7 +77,11 @@ impl Events {
 async fn a_rest_and_a_keys_status_are_told_when_they_begin_and_when_they_end_with_the_reason() {
     let refused = AtomicBool::new(false);
     let provider = Provider::start(move |seen| {
-        if seen.key() == "sk-a" && !refused.swap(true, Ordering::SeqCst) { rate_limited("1") } else { openai(seen) }
+        if seen.key() == "sk-a" && !refused.swap(true, Ordering::SeqCst) {
+            rate_limited("1")
+        } else {
+            openai(seen)
+        }
     })
     .await;
     let setup = Setup::openai(&provider).key(Key::new("a")).key(Key::new("b"));
@@ -84,7 +90,10 @@ async fn a_rest_and_a_keys_status_are_told_when_they_begin_and_when_they_end_wit
     assert_eq!(lessor.get("/openai/v1/models").await.header("x-lessor-key"), "b");
     let (_, began) = events.next().await;
     assert_eq!(began["event"], "cooldown_began");
-    assert_eq!((&began["subject"], &began["reason"], &began["status"]), (&json!("a"), &json!("rate"), &json!(429)));
+    assert_eq!(
+        (&began["subject"], &began["reason"], &began["status"]),
+        (&json!("a"), &json!("rate"), &json!(429))
+    );
     assert_eq!(began["code"], "rate_limit_exceeded");
     assert!(began["until_ms"].as_u64().unwrap() > began["at_ms"].as_u64().unwrap());
     let (_, status) = events.next().await;
@@ -262,7 +271,10 @@ async fn a_drained_key_gets_no_new_request_and_the_command_waits_for_its_last_on
     assert_eq!(waited.code, Some(1), "{waited:?}");
     assert!(waited.stdout.contains("1 still live") && waited.stdout.contains(&lease), "{waited:?}");
     let a = lessor.key("a").await;
-    assert_eq!((&a["status"], &a["reason"], &a["in_use"]), (&json!("disabled"), &json!("drained"), &json!(1)));
+    assert_eq!(
+        (&a["status"], &a["reason"], &a["in_use"]),
+        (&json!("disabled"), &json!("drained"), &json!(1))
+    );
     assert_eq!(lessor.get("/openai/v1/models").await.header("x-lessor-key"), "b");
     let drained = async { lessor.cli(&["keys", "drain", "openai/a", "--json"]).await };
     let ending = async {
@@ -312,6 +324,8 @@ async fn no_secret_is_in_any_event() {
     events.next_of("cooldown_ended").await;
     lessor.cli(&["keys", "disable", "openai/a"]).await.ok();
     events.next_of("key_status").await;
-    let said = events.whole + &lessor.cli(&["events"]).await.stdout + &lessor.cli(&["events", "--json"]).await.stdout;
+    let said = events.whole
+        + &lessor.cli(&["events"]).await.stdout
+        + &lessor.cli(&["events", "--json"]).await.stdout;
     assert!(!said.contains("CANARY") && !said.contains("7f3a9c51e2"), "{said}");
 }

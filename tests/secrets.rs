@@ -67,17 +67,15 @@ async fn all_doors(lessor: &Lessor) {
         let answer = lessor.admin_post(path).await;
         clean(path, &(headers(&answer) + &answer.text()));
     }
-    for args in
-        [
-            &["status"][..],
-            &["status", "--json"],
-            &["status", "--explain"],
-            &["events"],
-            &["keys", "list"],
-            &["keys", "list", "--json"],
-            &["ready"],
-        ]
-    {
+    for args in [
+        &["status"][..],
+        &["status", "--json"],
+        &["status", "--explain"],
+        &["events"],
+        &["keys", "list"],
+        &["keys", "list", "--json"],
+        &["ready"],
+    ] {
         let ran = lessor.cli(args).await;
         clean(&format!("{args:?}"), &(ran.stdout + &ran.stderr));
     }

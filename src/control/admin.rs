@@ -47,7 +47,7 @@ mod pages;
 mod seen;
 mod socket;
 
-use answers::{Refusal, text};
+use answers::{Refusal, described, text};
 use events::Following;
 use gate::{Door, admit};
 pub use seen::{
@@ -80,8 +80,8 @@ const STOP: Duration = Duration::from_secs(3);
 /// The store's clock when the answer was made, in ms: what the times in it are measured against.
 pub const NOW: HeaderName = HeaderName::from_static("x-lessor-now-ms");
 /// What the 404 says.
-const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/apps, /v1/events, \
-     /v1/ca, /v1/environment; POST /v1/keys/{provider}/{id}/disable, /enable, /drain, /check, /clear; \
+const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /openapi.json, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/apps, \
+     /v1/events, /v1/ca, /v1/environment; POST /v1/keys/{provider}/{id}/disable, /enable, /drain, /check, /clear; \
      POST /v1/apps/{name}/revoke, /restore; DELETE /v1/leases/{id}; POST /v1/doctor";
 
 /// What the admin asks of the running proxy.
@@ -296,6 +296,7 @@ fn routes(state: Arc<AdminState>) -> Router {
         .route("/healthz", get(async || text("ok\n")))
         .route("/readyz", get(pages::readyz))
         .route("/metrics", get(pages::metrics))
+        .route("/openapi.json", get(async || described()))
         .route("/v1/status", get(pages::status))
         .route("/v1/pools", get(pages::pools))
         .route("/v1/keys", get(pages::keys))

@@ -19,6 +19,10 @@ use crate::model::{
 
 pub use super::seen::Ended;
 
+/// For how long a rest is believed without asking the store again, which lends an exhausted key once in half
+/// an hour to see whether it was topped up.
+const BELIEVED: Duration = Duration::from_mins(30);
+
 /// All keys of all served providers. What it holds may be replaced while it is in use: whoever has looked
 /// goes on with what was found.
 #[derive(Debug)]
@@ -412,7 +416,8 @@ impl ProviderKeys {
     /// model, or for all.
     pub fn rests(&self, id: &KeyId, scope: Scope, model: Option<&ModelName>, left: Duration) {
         let Some(key) = self.key(id) else { return };
-        let until = self.clock.now().saturating_add(u64::try_from(left.as_micros()).unwrap_or(u64::MAX));
+        let left = u64::try_from(left.min(BELIEVED).as_micros()).unwrap_or(u64::MAX);
+        let until = self.clock.now().saturating_add(left);
         let model = model.filter(|_| scope.names_model());
         key.state.rests_until(model, until);
         if let (Scope::Group | Scope::GroupModel, Some(group)) = (scope, &key.config.group) {
@@ -459,8 +464,86 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
-    use super::matches;
+    use super::*;
+
+    /// A ring of `openai` with these lines, each of a key.
+    fn ring(keys: &[&str]) -> Ring {
+        let key = |line: &&str| {
+            let id = line.split(' ').next().unwrap();
+            let rest = line[id.len()..].trim_start();
+            format!("[[keys]]\nid = \"{id}\"\nprovider = \"openai\"\nsecret = {{ env = \"{id}\" }}\n{rest}\n")
+        };
+        let text: String = keys.iter().map(key).collect();
+        let text =
+            format!("[ranking]\nstrategy = \"fill_first\"\n[pools.vip]\nfallback = [\"default\"]\n{text}");
+        let config = crate::config::load_str(&text, "test.toml", &|name| Some(format!("sk-{name}"))).unwrap();
+        Ring::new(&config)
+    }
+
+    fn wish(pool: &str) -> Wish {
+        Wish::new(PoolName::parse(pool).unwrap(), ModelKnown::NotNamed, None)
+    }
+
+    fn id(name: &str) -> KeyId {
+        KeyId::parse(name).unwrap()
+    }
+
+    fn ranked(keys: &ProviderKeys, pool: &str, wanted: &Wanted<'_>) -> Vec<String> {
+        let wish = wish(pool);
+        let candidates = keys.rank(&keys.fitting(&wish), &wish.model, wanted);
+        candidates.iter().map(|candidate| candidate.key.to_string()).collect()
+    }
+
+    #[test]
+    fn the_rest_is_what_the_best_were_not_and_nothing_barred() {
+        let ring = ring(&["a", "b", "c pool = \"vip\"", "d", "e pool = \"vip\""]);
+        let keys = ring.of("openai").unwrap();
+        let best = keys.rank(&keys.fitting(&wish("vip")), &ModelKnown::NotNamed, &Wanted::best(3));
+        let names: Vec<_> = best.iter().map(|candidate| candidate.key.as_str()).collect();
+        assert_eq!(names, ["c", "e", "a"], "the pool first, then its fallback");
+        let barred = [id("d")];
+        let rest = Wanted { most: usize::MAX, barred: &barred, passed_over: &[], asked: &best };
+        assert_eq!(ranked(&keys, "vip", &rest), ["b"]);
+        let other_secret = [(id("a"), Fingerprint([0; 32]))];
+        let passed = Wanted { passed_over: &other_secret, ..Wanted::best(1) };
+        assert_eq!(ranked(&keys, "default", &passed), ["a"], "with another secret it is as another key");
+    }
+
+    #[test]
+    fn a_groups_rest_is_known_of_all_its_keys_and_a_keys_of_it_alone() {
+        let ring = ring(&["a group = \"org\"", "b group = \"org\"", "c", "d"]);
+        let keys = ring.of("openai").unwrap();
+        keys.rests(&id("a"), Scope::Group, None, Duration::from_secs(9));
+        keys.rests(&id("c"), Scope::Key, None, Duration::from_secs(5));
+        assert_eq!(ranked(&keys, "default", &Wanted::best(4)), ["d", "a", "b", "c"]);
+        keys.forget_rests();
+        assert_eq!(ranked(&keys, "default", &Wanted::best(4)), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn no_rest_is_believed_for_longer_than_until_the_next_early_probe() {
+        let ring = ring(&["a", "b"]);
+        let keys = ring.of("openai").unwrap();
+        keys.rests(&id("a"), Scope::Key, None, Duration::MAX);
+        let row = &keys.explain()[0].row;
+        assert!((1..=1_800_000_000).contains(&row.rest_us), "{row:?}");
+    }
+
+    #[test]
+    fn what_was_seen_of_a_key_outlives_a_change_of_its_settings() {
+        let first = ring(&["a", "b"]);
+        let keys = first.of("openai").unwrap();
+        keys.lent(&id("a"), &ModelKnown::NotNamed);
+        let text = "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = { env = \"A\" }\nmax_concurrent_uses = 2\n";
+        let config = crate::config::load_str(text, "test.toml", &|name| Some(format!("sk-{name}"))).unwrap();
+        first.replace(&config);
+        let now = first.of("openai").unwrap();
+        assert_eq!((now.explain()[0].row.in_flight, now.explain()[0].row.cap), (1, 2));
+        keys.returned(&id("a"), Ended::Badly, None);
+        assert!(now.explain()[0].row.failed > 0.0, "what was begun with the old settings counts too");
+    }
 
     #[test]
     fn a_star_stands_for_any_text() {

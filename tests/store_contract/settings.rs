@@ -21,7 +21,9 @@ pub async fn a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on(world: 
     assert!(world.lends_key("a").await);
 }
 
-pub async fn a_drained_key_is_disabled_with_that_reason_until_it_is_enabled_or_disabled(world: World<impl Backend>) {
+pub async fn a_drained_key_is_disabled_with_that_reason_until_it_is_enabled_or_disabled(
+    world: World<impl Backend>,
+) {
     world.keys([("a", 4)]).await;
     let held = world.lend("a").await;
     let shown = async || {

@@ -21,6 +21,11 @@ impl AdminState {
     }
 }
 
+/// `GET /openapi.json`: all of this, for programs that read such pages.
+pub(super) fn described() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
+}
+
 pub(super) fn text(page: &'static str) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], page).into_response()
 }

@@ -955,3 +955,51 @@ fn a_socket_carries_the_proxys_port_and_is_where_the_cli_looks() {
     let two = socket_path(&Address::Unix("/b/proxy.sock".into(), 0o600));
     assert_ne!(one, two);
 }
+
+#[tokio::test]
+async fn the_openapi_page_describes_every_route_and_no_other() {
+    let admin = Admin::start(|config| config.admin_token = Some(Secret::new("t0ken".into()))).await;
+    let page = admin.tcp("GET /openapi.json", "").await.json();
+    let mut described: Vec<(String, String)> = Vec::new();
+    for (path, item) in page["paths"].as_object().unwrap() {
+        let verbs = item.as_object().unwrap().keys().filter(|name| *name != "parameters");
+        described.extend(verbs.map(|verb| (path.clone(), verb.clone())));
+        let named = path.matches('{').count();
+        let shown = item["parameters"].as_array().map_or(0, Vec::len);
+        assert_eq!(named, shown, "{path} names its parameters");
+    }
+    described.sort();
+    let mut served: Vec<(String, String)> = include_str!("../admin.rs")
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split_once("\", "))
+        .map(|(path, rest)| (path.to_owned(), rest.split('(').next().unwrap().to_owned()))
+        .collect();
+    served.sort();
+    assert!(served.len() > 15, "the routes are found: {served:?}");
+    assert_eq!(described, served);
+}
+
+#[tokio::test]
+async fn past_the_places_for_followers_one_more_is_told_so_and_gets_one_when_another_leaves() {
+    let admin = Admin::start(|_| {}).await;
+    let follow = async || {
+        let mut peer = UnixStream::connect(&admin.socket).await.unwrap();
+        peer.write_all(b"GET /v1/events HTTP/1.1\r\nHost: lessor\r\n\r\n").await.unwrap();
+        let mut head = [0; 12];
+        peer.read_exact(&mut head).await.unwrap();
+        (peer, String::from_utf8_lossy(&head).into_owned())
+    };
+    let mut following = Vec::new();
+    for _ in 0..FOLLOWERS {
+        let (peer, head) = follow().await;
+        assert_eq!(head, "HTTP/1.1 200");
+        following.push(peer);
+    }
+    assert_eq!(follow().await.1, "HTTP/1.1 503");
+    drop(following.pop());
+    let until = Instant::now() + Duration::from_secs(10);
+    while follow().await.1 != "HTTP/1.1 200" {
+        assert!(Instant::now() < until, "a place that was left is not given again");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

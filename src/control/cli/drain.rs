@@ -66,7 +66,9 @@ pub(super) async fn drain(key: &KeyPath, timeout: Duration, asker: &Asker<'_>) -
         });
         format!("{page:#}\n")
     } else if left.is_empty() {
-        format!("{provider}/{id} is drained: nobody uses it, and it stays disabled until `lessor keys enable {provider}/{id}`\n")
+        format!(
+            "{provider}/{id} is drained: nobody uses it, and it stays disabled until `lessor keys enable {provider}/{id}`\n"
+        )
     } else {
         let count = left.len();
         format!(

@@ -123,11 +123,14 @@ fn shown(data: &Data) -> String {
     match data {
         Data::Event(event) => {
             let at = UNIX_EPOCH + Duration::from_millis(event.at_ms);
-            let line = format!("{}  {}", humantime::format_rfc3339_millis(at), told(&event.what, event.at_ms));
+            let line =
+                format!("{}  {}", humantime::format_rfc3339_millis(at), told(&event.what, event.at_ms));
             tables::plain(&line)
         }
         Data::Missed { count: Some(count) } => format!("({count} events were not kept long enough)"),
-        Data::Missed { count: None } => "(another process answers; what happened before it is not known)".into(),
+        Data::Missed { count: None } => {
+            "(another process answers; what happened before it is not known)".into()
+        }
     }
 }
 

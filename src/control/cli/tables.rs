@@ -4,9 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::KeyPath;
-use crate::control::admin::{
-    AppSeen, CheckResult, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen,
-};
+use crate::control::admin::{AppSeen, CheckResult, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen};
 use crate::store::{CooldownView, KeyView, StoreTime};
 
 /// Leases that `status` shows; the list shows all.
@@ -69,8 +67,18 @@ fn ranking(ranking: &RankingSeen) -> String {
         row(format!("{}/{}", key.provider, key.key), format!("{:.2}", key.score), &key.terms, last)
     });
     let head = [
-        "KEY", "SCORE", "CAPACITY", "IDLE", "SUCCESS", "ERROR", "RATE LIMIT", "COOLDOWN", "FRESHNESS", "IN FLIGHT",
-        "FIRST BYTE", "RESTS",
+        "KEY",
+        "SCORE",
+        "CAPACITY",
+        "IDLE",
+        "SUCCESS",
+        "ERROR",
+        "RATE LIMIT",
+        "COOLDOWN",
+        "FRESHNESS",
+        "IN FLIGHT",
+        "FIRST BYTE",
+        "RESTS",
     ];
     let rows = std::iter::once(weights).chain(keys).collect();
     let note = if ranking.strategy == "weighted" { "" } else { ", which does not look at the score" };
@@ -234,6 +242,7 @@ pub(super) fn duration(time: Duration) -> String {
 #[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
     use super::*;
+    use crate::control::admin::RankSeen;
     use crate::model::{KeyId, KeyStatus, PoolName, ProviderName};
 
     #[test]
@@ -288,5 +297,43 @@ openai/openai-a  default  rate_limited  3/8     never      rate, ends in 42s
     fn an_empty_list_says_that_it_is_empty() {
         assert_eq!(keys(&[], StoreTime(0)), "no keys\n");
         assert_eq!(leases(&[], StoreTime(0)), "no live leases\n");
+    }
+
+    #[test]
+    fn a_ranking_stands_below_its_weights_with_what_is_taken_off_as_less_than_nothing() {
+        let terms = |error: f64| TermsSeen {
+            capacity: 0.75,
+            idle: 0.0,
+            success: 1.0 - error,
+            error,
+            rate_limit: 0.0,
+            cooldown: 0.0,
+            freshness: 0.5,
+        };
+        let key = |id: &str, error, rests_ms| RankSeen {
+            provider: ProviderName::parse("openai").unwrap(),
+            key: KeyId::parse(id).unwrap(),
+            score: 1.5,
+            terms: terms(error),
+            in_flight: 2,
+            first_byte_ms: Some(312.4),
+            rests_ms,
+        };
+        let seen = RankingSeen {
+            strategy: "weighted".into(),
+            weights: TermsSeen { idle: 0.5, rate_limit: 1.0, cooldown: 1.0, freshness: 2.0, ..terms(1.0) },
+            jitter: 0.05,
+            keys: vec![key("a", 0.0, None), key("b", 0.25, Some(61_000))],
+        };
+        let expected = "
+ranking by weighted, as this sidecar sees its keys; jitter up to 0.05
+KEY       SCORE  CAPACITY  IDLE  SUCCESS  ERROR  RATE LIMIT  COOLDOWN  FRESHNESS  IN FLIGHT  FIRST BYTE  RESTS
+weight           0.75      0.50  0.00     -1.00  -1.00       -1.00     -2.00
+openai/a  1.50   0.75      0.00  1.00     0.00   0.00        0.00      -0.50      2          312ms
+openai/b  1.50   0.75      0.00  0.75     -0.25  0.00        0.00      -0.50      2          312ms       1m 1s
+";
+        assert_eq!(ranking(&seen), expected);
+        let other = RankingSeen { strategy: "fill_first".into(), keys: Vec::new(), ..seen };
+        assert!(ranking(&other).contains("ranking by fill_first, which does not look at the score"));
     }
 }
