@@ -1,14 +1,14 @@
 //! What it costs to order the keys of one request.
 //!
 //! `cargo bench --bench ranking`. Each line: the keys of the pool, and ns for finding those that fit and
-//! for ranking them.
+//! for finding the best three of them.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use lessor::config;
-use lessor::model::PoolName;
+use lessor::model::{PoolName, Wanted};
 use lessor::route::ring::{ModelKnown, Ring, Wish};
 
 const TURNS: u32 = 20_000;
@@ -33,7 +33,7 @@ fn main() {
         let fit = begun.elapsed() / TURNS;
         let begun = Instant::now();
         for _ in 0..TURNS {
-            black_box(keys.rank(black_box(&fitting)));
+            black_box(keys.rank(black_box(&fitting), &wish.model, &Wanted::best(3)));
         }
         let rank = begun.elapsed() / TURNS;
         println!("{count:>4}   {:>10}   {:>7}", fit.as_nanos(), rank.as_nanos());

@@ -176,9 +176,10 @@ pub enum From {
 pub enum Next {
     /// An event.
     Event(Arc<Event>),
-    /// So many were not kept long enough; `None` where it cannot be said how many, since the last one read was
-    /// another process's.
-    Missed(Option<u64>),
+    /// So many were not kept long enough.
+    Missed(u64),
+    /// The last one read was another process's: nobody can say what happened since.
+    Unknown,
 }
 
 /// All events of one process; clones share them.
@@ -226,16 +227,23 @@ impl Events {
         self.0.told.send_replace(number);
     }
 
+    /// All of these happened, in this order.
+    pub fn tell_all(&self, all: impl IntoIterator<Item = What>) {
+        for what in all {
+            self.tell(what);
+        }
+    }
+
     /// A place from which events are read, one after another.
     pub fn read(&self, from: From) -> Reader {
         let mut told = self.0.told.subscribe();
-        let (read, missed) = match from {
-            From::Start => (self.before_first(), None),
-            From::Now => (*told.borrow_and_update(), None),
-            From::After(id) if id.mark == self.0.mark => (id.number.min(*told.borrow()), None),
-            From::After(_) => (self.before_first(), Some(None)),
+        let (read, stranger) = match from {
+            From::Start => (self.before_first(), false),
+            From::Now => (*told.borrow_and_update(), false),
+            From::After(id) if id.mark == self.0.mark => (id.number.min(*told.borrow()), false),
+            From::After(_) => (self.before_first(), true),
         };
-        Reader { events: self.clone(), told, read, missed }
+        Reader { events: self.clone(), told, read, stranger }
     }
 
     fn before_first(&self) -> u64 {
@@ -255,21 +263,22 @@ pub struct Reader {
     told: watch::Receiver<u64>,
     /// The number of the last one read.
     read: u64,
-    missed: Option<Option<u64>>,
+    /// It comes from another process, and was not told so yet.
+    stranger: bool,
 }
 
 impl Reader {
     /// What is there already; `None`: nothing more yet.
     pub fn ready(&mut self) -> Option<Next> {
-        if let Some(missed) = self.missed.take() {
-            return Some(Next::Missed(missed));
+        if std::mem::take(&mut self.stranger) {
+            return Some(Next::Unknown);
         }
         let kept = self.events.kept();
         let first = kept.front()?.id.number;
         if self.read + 1 < first {
             let missed = first - 1 - self.read;
             self.read = first - 1;
-            return Some(Next::Missed(Some(missed)));
+            return Some(Next::Missed(missed));
         }
         // Numbers have no gaps, so the place is known.
         let at = usize::try_from(self.read + 1 - first).ok()?;
@@ -309,7 +318,8 @@ mod tests {
                     assert_eq!(event.what, app(event.id.number));
                     numbers.push(event.id.number);
                 }
-                Next::Missed(count) => missed.push(count),
+                Next::Missed(count) => missed.push(Some(count)),
+                Next::Unknown => missed.push(None),
             }
         }
         (numbers, missed)

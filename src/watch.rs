@@ -160,7 +160,7 @@ impl Inner {
         // What should have ended by our clock, and has not by the store's, is asked for again in a while.
         book.put_off(provider, now.plus(if matches!(answer, Ok(Ok(_))) { PAUSE } else { LIMIT }));
         // Told while the book is held, so that events come in the order of what they tell.
-        found.into_iter().for_each(|what| self.events.tell(what));
+        self.events.tell_all(found);
     }
 }
 
@@ -202,13 +202,13 @@ impl Witness for Watcher {
             let (subject, own) = report.subject();
             let rest = Rest { reason: report.outcome.class.as_str().into(), until, noted: now };
             let began = book.rests(provider, (own, subject), rest, &report.outcome);
-            began.into_iter().for_each(|what| inner.events.tell(what));
+            inner.events.tell_all(began);
             inner.nudge.notify_one(); // it may end before all others
         }
         if let Some(status) = found.status {
             let reason = report.outcome.class.as_str();
             let changed = book.has_status(provider, &report.key, status, Some(reason), now);
-            changed.into_iter().for_each(|what| inner.events.tell(what));
+            inner.events.tell_all(changed);
         }
     }
 

@@ -259,6 +259,7 @@ impl Few {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, clippy::type_complexity)] // numbers that a float has exactly, and a table
 mod tests {
     use proptest::prelude::*;
     use proptest::strategy::Strategy as Generated;

@@ -264,7 +264,7 @@ impl Rests {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a test that fails may panic
+#[allow(clippy::unwrap_used, clippy::float_cmp)] // a test that fails may panic; numbers that a float has exactly
 mod tests {
     use super::*;
 

@@ -137,9 +137,13 @@ fn shown(next: &Next) -> sse::Event {
             let name = json["event"].as_str().unwrap_or("event").to_owned();
             sse::Event::default().id(event.id.to_string()).event(name).data(json.to_string())
         }
-        Next::Missed(count) => {
-            let json = serde_json::json!({ "event": "missed", "count": count });
-            sse::Event::default().event("missed").data(json.to_string())
-        }
+        Next::Missed(count) => missed(Some(*count)),
+        Next::Unknown => missed(None),
     }
+}
+
+/// Has no id: who comes back goes on behind the last event that it did read.
+fn missed(count: Option<u64>) -> sse::Event {
+    let json = serde_json::json!({ "event": "missed", "count": count });
+    sse::Event::default().event("missed").data(json.to_string())
 }

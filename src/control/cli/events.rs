@@ -17,7 +17,7 @@ use crate::events::{Event, What};
 use crate::store::StoreTime;
 
 /// A stream says that it lives every 15 s; one that is silent for longer than this is broken.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_mins(1);
 /// Bytes of one line; an event is some hundred.
 const LINE: usize = 64 * 1024;
 /// How soon a stream that ended is opened again.

@@ -81,9 +81,9 @@ fn ranking(ranking: &RankingSeen) -> String {
         "RESTS",
     ];
     let rows = std::iter::once(weights).chain(keys).collect();
-    let note = if ranking.strategy == "weighted" { "" } else { ", which does not look at the score" };
+    let only = if ranking.strategy == "weighted" { "" } else { ", which does not look at the score" };
     format!(
-        "\nranking by {}{note}, as this sidecar sees its keys; jitter up to {:.2}\n{}",
+        "\nranking by {}{only}, as this sidecar sees its keys; jitter up to {:.2}\n{}",
         plain(&ranking.strategy),
         ranking.jitter,
         table("keys", &head, rows)
