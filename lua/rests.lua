@@ -173,11 +173,11 @@ end
 -- Writes `status`, `reason`, `cooldown_until_ms` and `probe_lease` of a key's hash anew, for people: lending
 -- looks at the rests, and at `status` only for `disabled`.
 function rests.show(key)
-  local known = redis.call("HMGET", key, "status", "fingerprint")
+  local known = redis.call("HMGET", key, "status", "fingerprint", "drained")
   local own = known[2] and rests.read(redis.call("HGET", key, "rest:" .. known[2])) or nil
   local status = rests.status(known[1] == "disabled", known[2], own)
   redis.call("HSET", key, "status", status)
-  local reason = status == "disabled" and "operator" or nil
+  local reason = status == "disabled" and (known[3] and "drained" or "operator") or nil
   if own and status ~= "disabled" and status ~= "available" then
     reason = own.by_check and "check" or own.class
   end

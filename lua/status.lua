@@ -3,7 +3,7 @@
   KEYS[2]  lessor:{p}:cooldowns          hash  subject -> rest
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
   KEYS[4]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
-  ARGV     1 "disable", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
+  ARGV     1 "disable", "drain", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
            events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check
   Returns  now in ms, 1, or 0 where nobody serves such a key
   Atomic   in one step. `clear` also lifts the rests of the key's group, and the learned caps of both, and lifts
@@ -42,8 +42,12 @@ local function doubted(rest) return rests.is_invalid(rest) or rest.doubt end
 
 if WORD == "disable" then
   redis.call("HSET", KEY, "status", "disabled")
+  redis.call("HDEL", KEY, "drained")
+elseif WORD == "drain" then
+  redis.call("HSET", KEY, "status", "disabled", "drained", "1")
 elseif WORD == "enable" then
   redis.call("HSET", KEY, "status", "available")
+  redis.call("HDEL", KEY, "drained")
   lift_own(nil, rests.is_invalid)
   lift_scoped("key:" .. KEY_ID .. "@", rests.is_invalid)
 elseif WORD == "clear" then

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod control;
+pub mod events;
 pub mod explain;
 pub mod fleet;
 pub mod forward;
@@ -19,3 +20,4 @@ pub mod route;
 pub mod run;
 pub mod scrub;
 pub mod store;
+pub mod watch;

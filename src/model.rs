@@ -465,6 +465,39 @@ pub struct Candidate {
     pub fingerprint: Fingerprint,
 }
 
+/// Which candidates are wanted of those that fit a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// At most so many, the best.
+    pub most: usize,
+    /// Keys that are left to others.
+    pub barred: &'a [KeyId],
+    /// Keys with which it was tried already, by the secret that was used then: a key that was given another
+    /// one meanwhile is as another key.
+    pub passed_over: &'a [(KeyId, Fingerprint)],
+    /// Candidates that were asked for already, and were refused.
+    pub asked: &'a [Candidate],
+}
+
+impl Wanted<'_> {
+    /// The best `most` of all.
+    pub fn best(most: usize) -> Self {
+        Self { most, barred: &[], passed_over: &[], asked: &[] }
+    }
+
+    /// Whether it opens a round of asking, and so counts as a turn.
+    pub fn is_first(&self) -> bool {
+        self.asked.is_empty()
+    }
+
+    /// Whether a key is not wanted. `fingerprint` is asked for only where it matters.
+    pub fn leaves_out(&self, key: &KeyId, fingerprint: impl Fn() -> Fingerprint) -> bool {
+        self.barred.contains(key)
+            || self.passed_over.iter().any(|(passed, old)| passed == key && *old == fingerprint())
+            || self.asked.iter().any(|asked| asked.key == *key && asked.fingerprint == fingerprint())
+    }
+}
+
 /// One key's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeySettings {

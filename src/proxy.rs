@@ -25,14 +25,14 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Config, ErrorShape};
+use crate::config::{Config, ErrorShape, RetryOn};
 use crate::forward::held::Held;
 use crate::forward::replay::{Budget, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Code, Fault, KeyId, Outcome, Scope, Site};
+use crate::model::{Class, Code, Fault, KeyId, Outcome, Scope, Site, Wanted};
 use crate::route::ring::{ModelKnown, Ring, Wish};
 use crate::route::scan::{BodyScan, Scan};
 use crate::route::{Caller, From, ModelNeed, Plan, Route, Routes, Standing};
@@ -238,17 +238,19 @@ impl Rooms {
         let mut kept: Option<Box<Reply>> = None;
         loop {
             let mut in_use = match self.acquire(route, (&choice, until), &body, expects).await {
-                Ok(lease) => InUse::new(lease, choice.keys()),
+                Ok(lease) => InUse::new(lease, choice.keys(), &choice.wish().model),
                 // What the provider said tells more than that no other key could be had.
                 Err(fault) => return kept.map_or(Err(fault), |reply| Ok(Served::Proxied(reply, None))),
             };
             trace.leased(&in_use.lease);
             let last = trace.attempts() >= retry.max_attempts;
-            let answer = match self.send(&outgoing, route, &in_use, &body, trace).await? {
+            let answer = match self.send(&outgoing, route, &mut in_use, &body, trace).await? {
                 Ok(answer) => answer,
                 Err(error) => {
                     in_use.report(Outcome::plain(Class::Network, None), &choice.wish().model);
-                    if !last && error.may_repeat(outgoing.method()) && body.is_whole() {
+                    let again =
+                        error.may_repeat(outgoing.method()) || (retry.on.connection && error.broke_off());
+                    if !last && again && body.is_whole() {
                         continue;
                     }
                     return kept
@@ -269,7 +271,7 @@ impl Rooms {
             if outcome.wants_another_key() {
                 leave_out(&mut choice, &in_use, &outcome);
             }
-            if last || choice.is_empty() || !goes_on(outgoing.method(), &outcome) {
+            if last || choice.is_empty() || !goes_on(outgoing.method(), &outcome, retry.on) {
                 return Ok(Served::Proxied(reply, Some(in_use)));
             }
             drop(in_use);
@@ -296,14 +298,15 @@ impl Rooms {
         body: &Replay,
         expects: bool,
     ) -> Result<Lease, Fault> {
-        let rank = || choice.rank();
+        let fitting = || choice.ids();
+        let rank = |wanted: &Wanted<'_>| choice.rank(wanted);
         let confirm = |key: &KeyId, fingerprint| choice.confirm(key, fingerprint);
         let mut acquiring = pin!(self.leases.acquire(Want {
             provider: &route.provider().name,
             app: &route.app,
             pool: &route.pool,
             model: choice.wish().model.name(),
-            fitting: choice.ids(),
+            fitting: &fitting,
             rank: &rank,
             confirm: &confirm,
             until,
@@ -326,7 +329,7 @@ impl Rooms {
         &self,
         outgoing: &Outgoing,
         route: &Route,
-        in_use: &InUse,
+        in_use: &mut InUse,
         body: &Replay,
         trace: &mut Trace,
     ) -> Result<Result<Response<Incoming>, SendError>, Fault> {
@@ -337,7 +340,11 @@ impl Rooms {
             lost = in_use.lease.lost() => Err(faults::of_lost(lost)),
             sent = self.upstreams.send(&route.provider().name, request, body) => Ok(sent),
         };
-        trace.was_away(begun.elapsed());
+        let away = begun.elapsed();
+        trace.was_away(away);
+        if let Ok(Ok(_)) = sent {
+            in_use.began_after(away);
+        }
         sent
     }
 
@@ -425,8 +432,9 @@ impl Rooms {
 }
 
 /// Whether a refusal is worth another key, or another try.
-fn goes_on(method: &Method, outcome: &Outcome) -> bool {
-    outcome.wants_another_key() || (outcome.class == Class::Overloaded && method.is_idempotent())
+fn goes_on(method: &Method, outcome: &Outcome, on: RetryOn) -> bool {
+    let may_repeat = on.overloaded || method.is_idempotent();
+    outcome.wants_another_key() || (outcome.class == Class::Overloaded && may_repeat)
 }
 
 /// Takes out what this answer rules out for this request: the key, and its group where the limit is the

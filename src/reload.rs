@@ -17,6 +17,7 @@ use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Change, Config, ConfigError};
+use crate::events::{Events, What};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 
@@ -45,6 +46,8 @@ pub struct Reload {
     pub take: Take,
     /// Tells the store.
     pub fleet: Fleet,
+    /// Told of each that was taken.
+    pub events: Events,
     /// Counts.
     pub metrics: Metrics,
 }
@@ -105,6 +108,7 @@ impl Reload {
         (self.take)(&config)?;
         self.current.store(config.clone());
         self.fleet.reintroduce(enabled);
+        self.events.tell(What::ConfigReloaded { config: config.origin.clone() });
         for field in needs_restart {
             tracing::warn!("{field} was changed; that counts from the next start");
         }

@@ -10,16 +10,20 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{self, Address, AppConfig, CaFiles, Config, StoreUrl};
-use crate::control::admin::{self, AdminState, AppSeen, CaSeen, CheckResult, Hands};
+use crate::control::admin::{
+    self, AdminState, AppSeen, CaSeen, CheckResult, Hands, RankSeen, RankingSeen, TermsSeen,
+};
 use crate::control::banner::{Doors, banner, open_to};
 use crate::control::doctor::Tools;
 use crate::control::environment::Served;
 use crate::control::exec;
+use crate::events::Events;
 use crate::fleet::Fleet;
 use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
@@ -35,12 +39,13 @@ use crate::process;
 use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::reload::{Load, Reload};
 use crate::route::Routes;
-use crate::route::ring::Ring;
+use crate::route::ring::{Explained, ProviderKeys, Ring};
 use crate::scrub::Needle;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
 use crate::store::sqlite::{OpenError, SqliteStore};
 use crate::store::{Store, StoreError};
+use crate::watch::Watcher;
 
 /// How long the admin doors may take to close at the end.
 const CLOSE: Duration = Duration::from_secs(3);
@@ -231,6 +236,12 @@ impl Running {
         let admin = admin_listener.address();
         let leases = Leases::new(store.clone(), config.lease, config.queue, owner.clone(), metrics.clone());
         leases.set_repair(fleet.repair());
+        let events = Events::new();
+        let watcher = Watcher::new(store.clone(), ring.clone(), events.clone());
+        if introduced.is_ok() {
+            watcher.begin().await;
+        }
+        leases.set_witness(Arc::new(watcher.clone()));
         let upstreams = Frame::upstreams(config, &proxy, &admin, None)?;
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
 
@@ -262,6 +273,8 @@ impl Running {
             store,
             owner,
             metrics: metrics.clone(),
+            events: events.clone(),
+            followers: Arc::new(Semaphore::new(admin::FOLLOWERS)),
             hands: Arc::new(Reach {
                 checks,
                 ring,
@@ -276,12 +289,14 @@ impl Running {
         });
         let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
         admin_tasks.spawn(fleet.clone().run(introduced.is_ok(), stop_admin.clone()));
+        admin_tasks.spawn(watcher.run(stop_admin.clone()));
         let terminal_gone = CancellationToken::new();
         if let Some(hangup) = signals.hangup.take() {
             let taken = walk.clone();
             let take =
                 move |config: &Arc<Config>| frame.take(&taken, config).map_err(|error| with_causes(&error));
-            let reload = Reload { load, current: current.clone(), take: Box::new(take), fleet, metrics };
+            let (current, take) = (current.clone(), Box::new(take));
+            let reload = Reload { load, current, take, fleet, events, metrics };
             admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
         }
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
@@ -565,6 +580,21 @@ impl Hands for Reach {
         self.leases.live()
     }
 
+    fn ranking(&self) -> RankingSeen {
+        let ranking = self.ring.ranking();
+        let all = self.ring.all();
+        let mut keys: Vec<RankSeen> = all.iter().flat_map(|keys| explained(keys)).collect();
+        keys.sort_by(|a, b| a.provider.cmp(&b.provider)); // stable: keys stay in their order
+        let config::Weights { capacity, idle, success, error, rate_limit, cooldown, freshness, jitter } =
+            ranking.weights;
+        RankingSeen {
+            strategy: ranking.strategy.as_str().to_owned(),
+            weights: TermsSeen { capacity, idle, success, error, rate_limit, cooldown, freshness },
+            jitter,
+            keys,
+        }
+    }
+
     fn apps(&self) -> Vec<AppSeen> {
         let rooms = self.walk.rooms();
         let apps = rooms.routes.apps();
@@ -592,4 +622,26 @@ impl Hands for Reach {
     fn ca(&self) -> Option<CaSeen> {
         self.ca.as_ref().map(LocalCa::seen)
     }
+}
+
+fn explained(keys: &ProviderKeys) -> Vec<RankSeen> {
+    let digits = |number: f64| (number * 1e4).round() / 1e4;
+    let seen = |Explained { key, row, terms, score }: Explained| RankSeen {
+        provider: keys.provider.name.clone(),
+        key,
+        score: digits(score),
+        terms: TermsSeen {
+            capacity: digits(terms.capacity),
+            idle: digits(terms.idle),
+            success: digits(terms.success),
+            error: digits(terms.error),
+            rate_limit: digits(terms.rate_limit),
+            cooldown: digits(terms.cooldown),
+            freshness: digits(terms.freshness),
+        },
+        in_flight: row.in_flight,
+        first_byte_ms: (row.first_byte_ms > 0.0).then(|| digits(f64::from(row.first_byte_ms))),
+        rests_ms: (row.rest_us > 0).then_some(row.rest_us.div_ceil(1000)),
+    };
+    keys.explain().into_iter().map(seen).collect()
 }

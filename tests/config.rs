@@ -73,7 +73,8 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.timeouts.header, Duration::from_secs(10));
     assert_eq!(config.timeouts.keep_alive, Duration::from_secs(120));
     assert_eq!(config.shutdown_grace, Duration::from_secs(30));
-    assert_eq!(config.strategy, config::Strategy::Weighted);
+    assert_eq!(config.ranking, config::Ranking::DEFAULT);
+    assert_eq!(config.retry.on, config::RetryOn::default());
     let nets: Vec<_> = config.proxy.deny_nets.iter().map(ToString::to_string).collect();
     let want = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32", "168.63.129.16/32"];
     assert_eq!(nets, want);
@@ -106,6 +107,7 @@ max_waiting = 0
 max_attempts = 1
 max_body = "64KB"
 max_total = 1000
+on = ["connection"]
 [timeouts]
 connect = "1s"
 keep_alive = "30s"
@@ -113,6 +115,9 @@ keep_alive = "30s"
 grace = "0s"
 [ranking]
 strategy = "fill_first"
+capacity = 3
+freshness = 0.25
+jitter = 0
 [proxy]
 other_hosts = "deny"
 deny_nets = ["10.0.0.0/8", "::1"]
@@ -158,7 +163,10 @@ providers = ["openai"]
     assert_eq!(config.lease.on_lost, OnLost::Finish);
     assert_eq!(config.queue.max_wait, Duration::from_millis(500));
     assert_eq!((config.retry.max_body, config.retry.max_total), (64_000, 1000));
-    assert_eq!(config.strategy, config::Strategy::FillFirst);
+    assert!(config.retry.on.connection && !config.retry.on.overloaded);
+    assert_eq!(config.ranking.strategy, config::Strategy::FillFirst);
+    let weights = config::Weights { capacity: 3.0, freshness: 0.25, jitter: 0.0, ..config::Weights::DEFAULT };
+    assert_eq!(config.ranking.weights, weights);
     assert_eq!(config.limits.max_header_bytes, 16384);
     assert_eq!(config.admin_token.unwrap().expose(), "admin-token");
     assert_eq!(config.pools["vip"][0].as_str(), "default");
@@ -875,4 +883,20 @@ fn a_group_that_answers_name_is_no_name_to_give_and_none_where_no_answer_names_o
     assert!(told.warnings.is_empty(), "{:?}", told.warnings);
     let said = refused("[providers.mistral]\norganization_header = \"x org\"\n");
     assert!(said.contains("organization_header is `x org`, which is no header's name"), "{said}");
+}
+
+#[test]
+fn a_weight_that_is_none_and_an_occasion_that_is_not_known_are_named() {
+    for (lines, want) in [
+        ("[ranking]\nidle = -1", "ranking.idle is -1, must be a number from 0 to 100"),
+        ("[ranking]\nidle = 1e9", "ranking.idle is 1e9, must be a number from 0 to 100"),
+        ("[ranking]\nidle = nan", "ranking.idle is nan, must be a number from 0 to 100"),
+        ("[ranking]\nidle = \"much\"", "ranking.idle is \"much\", must be a number from 0 to 100"),
+        ("[ranking]\nidel = 1", "`idel` is no field of ranking; did you mean `idle`?"),
+        ("[retry]\non = [\"timeout\"]", "is \"timeout\", must be \"overloaded\" or \"connection\""),
+        ("[retry]\non = true", "retry.on is true, must be a list of texts"),
+    ] {
+        let said = load(&format!("{lines}\n")).unwrap_err();
+        assert!(said.contains(want), "{lines}\n{said}");
+    }
 }

@@ -52,6 +52,8 @@ async fn all_doors(lessor: &Lessor) {
         "/v1/pools",
         "/v1/keys",
         "/v1/leases",
+        "/v1/status?explain=true",
+        "/v1/events?follow=false",
         "/openapi.json",
         "/nowhere",
     ] {
@@ -65,9 +67,15 @@ async fn all_doors(lessor: &Lessor) {
         let answer = lessor.admin_post(path).await;
         clean(path, &(headers(&answer) + &answer.text()));
     }
-    for args in
-        [&["status"][..], &["status", "--json"], &["keys", "list"], &["keys", "list", "--json"], &["ready"]]
-    {
+    for args in [
+        &["status"][..],
+        &["status", "--json"],
+        &["status", "--explain"],
+        &["events"],
+        &["keys", "list"],
+        &["keys", "list", "--json"],
+        &["ready"],
+    ] {
         let ran = lessor.cli(args).await;
         clean(&format!("{args:?}"), &(ran.stdout + &ran.stderr));
     }

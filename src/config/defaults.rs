@@ -5,7 +5,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig};
-use super::{QueueConfig, RetryConfig, StoreConfig, StoreUrl, Timeouts, WebSocketConfig};
+use super::{QueueConfig, RetryConfig, RetryOn, StoreConfig, StoreUrl, Timeouts, WebSocketConfig};
 
 /// `shutdown.grace`.
 pub(super) const GRACE: Duration = Duration::from_secs(30);
@@ -22,8 +22,12 @@ pub(super) const LEASE: LeaseConfig = LeaseConfig {
 pub(super) const QUEUE: QueueConfig = QueueConfig { max_wait: Duration::from_secs(10), max_waiting: 1024 };
 
 /// `[retry]`.
-pub(super) const RETRY: RetryConfig =
-    RetryConfig { max_attempts: 3, max_body: 8 << 20, max_total: 256 << 20 };
+pub(super) const RETRY: RetryConfig = RetryConfig {
+    max_attempts: 3,
+    max_body: 8 << 20,
+    max_total: 256 << 20,
+    on: RetryOn { overloaded: false, connection: false },
+};
 
 /// `[timeouts]`.
 pub(super) const TIMEOUTS: Timeouts = Timeouts {

@@ -15,8 +15,8 @@ use super::errors::{ConfigError, Mistake, Source, Span, syntax_mistake};
 use super::providers::Providers;
 use super::tree::{Field, Page, Said, Table, dir_of};
 use super::{
-    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, Strategy, ca, catalogue, defaults, fields,
-    sections, store, users,
+    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields, sections,
+    store, users,
 };
 use crate::model::{AppName, GroupName, KeyId, PoolName, ProviderName, Secret};
 
@@ -127,7 +127,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         retry: sections::retry(&root.section("retry")),
         timeouts: sections::timeouts(&root.section("timeouts")),
         shutdown_grace: root.section("shutdown").duration("grace", defaults::GRACE, Duration::ZERO).value,
-        strategy: root.section("ranking").word("strategy", STRATEGIES),
+        ranking: sections::ranking(&root.section("ranking")),
         intercept: proxy.flag("intercept", true),
         proxy: sections::proxy(&proxy),
         ca: ca::read(page, &root.section("ca")),
@@ -157,13 +157,6 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
 fn names_of<'p>(root: &Table<'p>, name: &str) -> Table<'p> {
     root.get(name).and_then(|field| field.open_table()).unwrap_or_else(|| root.absent(name))
 }
-
-const STRATEGIES: &[(&str, Strategy)] = &[
-    ("weighted", Strategy::Weighted),
-    ("round_robin", Strategy::RoundRobin),
-    ("least_in_flight", Strategy::LeastInFlight),
-    ("fill_first", Strategy::FillFirst),
-];
 
 fn read_keys(
     page: &Page<'_>,

@@ -63,7 +63,7 @@ pub struct Config {
     /// How long streams may run on after SIGTERM.
     pub shutdown_grace: Duration,
     /// How keys are ordered.
-    pub strategy: Strategy,
+    pub ranking: Ranking,
     /// The proxy modes' policy.
     pub proxy: ProxyConfig,
     /// `proxy.intercept`: whether CONNECT to a provider's host is answered with a certificate of
@@ -193,6 +193,17 @@ pub struct RetryConfig {
     pub max_body: usize,
     /// The same, of all requests together.
     pub max_total: usize,
+    /// On what else than a refusal of the key.
+    pub on: RetryOn,
+}
+
+/// `retry.on`: on what a request is sent again that may then be done, and billed, twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RetryOn {
+    /// The provider said that it is overloaded.
+    pub overloaded: bool,
+    /// The connection broke off before an answer.
+    pub connection: bool,
 }
 
 /// `[timeouts]`.
@@ -212,6 +223,58 @@ pub struct Timeouts {
     pub keep_alive: Duration,
 }
 
+/// `[ranking]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ranking {
+    /// Which key is tried first.
+    pub strategy: Strategy,
+    /// What [`Strategy::Weighted`] weighs.
+    pub weights: Weights,
+}
+
+impl Ranking {
+    /// Where the file says nothing.
+    pub const DEFAULT: Self = Self { strategy: Strategy::Weighted, weights: Weights::DEFAULT };
+}
+
+/// What each term of a key's score counts; each term is in 0..=1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    /// Of the share of free slots.
+    pub capacity: f64,
+    /// Of the time since a key was lent.
+    pub idle: f64,
+    /// Of the share of uses that ended well.
+    pub success: f64,
+    /// Taken off for the share of uses that failed.
+    pub error: f64,
+    /// Taken off for the share of uses that met a limit.
+    pub rate_limit: f64,
+    /// Taken off while a key rests.
+    pub cooldown: f64,
+    /// Taken off for a key that was chosen lately.
+    pub freshness: f64,
+    /// The most that chance adds.
+    pub jitter: f64,
+}
+
+impl Weights {
+    /// Load and turns come first: they are what spreads requests over keys that are as good as each other. What
+    /// failed comes next: of a key that fails half the time, success and error take one together, which is
+    /// half of its slots. Idleness only breaks ties between keys that nobody used for long, and jitter those
+    /// that are left, so that a fleet which starts together does not go to one key.
+    pub const DEFAULT: Self = Self {
+        capacity: 2.0,
+        idle: 0.5,
+        success: 1.0,
+        error: 1.0,
+        rate_limit: 1.0,
+        cooldown: 1.0,
+        freshness: 2.0,
+        jitter: 0.05,
+    };
+}
+
 /// `[ranking] strategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
@@ -223,6 +286,18 @@ pub enum Strategy {
     LeastInFlight,
     /// The first of the file until it is full.
     FillFirst,
+}
+
+impl Strategy {
+    /// The word in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Weighted => "weighted",
+            Self::RoundRobin => "round_robin",
+            Self::LeastInFlight => "least_in_flight",
+            Self::FillFirst => "fill_first",
+        }
+    }
 }
 
 /// `[proxy]`.

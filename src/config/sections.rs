@@ -9,8 +9,8 @@ use super::defaults;
 use super::tree::{Field, Page, Table};
 use super::values::{self, SOCKET_MODE};
 use super::{
-    Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, RetryConfig, Timeouts,
-    WebSocketConfig,
+    Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, Ranking, RetryConfig,
+    RetryOn, Strategy, Timeouts, WebSocketConfig, Weights,
 };
 
 /// `[listen]`; `anybody` where no app has a token, so that none can be told apart over TCP.
@@ -193,12 +193,46 @@ fn count(table: &Table<'_>, name: &str, default: usize, least: u32) -> usize {
     usize::try_from(table.count(name, default, least..=1_000_000)).unwrap_or(usize::MAX)
 }
 
+const STRATEGIES: &[(&str, Strategy)] = &[
+    ("weighted", Strategy::Weighted),
+    ("round_robin", Strategy::RoundRobin),
+    ("least_in_flight", Strategy::LeastInFlight),
+    ("fill_first", Strategy::FillFirst),
+];
+
+/// `[ranking]`.
+pub(super) fn ranking(ranking: &Table<'_>) -> Ranking {
+    let weight = |name, default| ranking.weight(name, default);
+    let usual = Weights::DEFAULT;
+    Ranking {
+        strategy: ranking.word("strategy", STRATEGIES),
+        weights: Weights {
+            capacity: weight("capacity", usual.capacity),
+            idle: weight("idle", usual.idle),
+            success: weight("success", usual.success),
+            error: weight("error", usual.error),
+            rate_limit: weight("rate_limit", usual.rate_limit),
+            cooldown: weight("cooldown", usual.cooldown),
+            freshness: weight("freshness", usual.freshness),
+            jitter: weight("jitter", usual.jitter),
+        },
+    }
+}
+
+/// `retry.on`.
+fn retry_on(retry: &Table<'_>) -> RetryOn {
+    let word = |text: &str| ["overloaded", "connection"].into_iter().find(|word| *word == text);
+    let said = all(retry, "on", word, "must be \"overloaded\" or \"connection\"");
+    RetryOn { overloaded: said.contains(&"overloaded"), connection: said.contains(&"connection") }
+}
+
 /// `[retry]`.
 pub(super) fn retry(retry: &Table<'_>) -> RetryConfig {
     RetryConfig {
         max_attempts: retry.count("max_attempts", defaults::RETRY.max_attempts, 1..=100),
         max_body: retry.size("max_body", defaults::RETRY.max_body, 0),
         max_total: retry.size("max_total", defaults::RETRY.max_total, 0),
+        on: retry_on(retry),
     }
 }
 

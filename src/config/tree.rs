@@ -203,6 +203,20 @@ impl<'p> Table<'p> {
         self.read(name, default, |field| field.count(range)).value
     }
 
+    /// A weight: a number from 0 to 100.
+    pub(super) fn weight(&self, name: &str, default: f64) -> f64 {
+        self.read(name, default, |field| {
+            let number = match field.value {
+                DeValue::Integer(number) => whole::<u32>(number).map(f64::from),
+                DeValue::Float(number) => number.as_str().parse().ok(),
+                _ => None,
+            };
+            let sound = number.filter(|number| (0.0..=100.0).contains(number));
+            sound.or_else(|| field.wrong("must be a number from 0 to 100"))
+        })
+        .value
+    }
+
     /// `true` or `false`.
     pub(super) fn flag(&self, name: &str, default: bool) -> bool {
         self.read(name, default, |field| match field.value {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
 use super::providers::AZURE;
-use super::{Compressed, Config, KeyConfig, Provider, Strategy};
+use super::{Compressed, Config, KeyConfig, Provider, Ranking};
 use super::{checks, defaults, file, secrets};
 use crate::model::{KeyId, PoolName, ProviderName};
 
@@ -43,7 +43,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
         retry: defaults::RETRY,
         timeouts: defaults::TIMEOUTS,
         shutdown_grace: defaults::GRACE,
-        strategy: Strategy::Weighted,
+        ranking: Ranking::DEFAULT,
         proxy: defaults::proxy(),
         intercept: true,
         ca: None,

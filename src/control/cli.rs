@@ -24,11 +24,14 @@ use crate::store::KeyView;
 
 mod asked;
 mod call;
+mod drain;
+mod events;
 mod tables;
 
 pub(super) use asked::{examined, reasons};
 
 use call::{Answer, Call, Endpoint, Tried};
+use drain::Asker;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,6 +41,9 @@ Examples:
   lessor check --explain openai 429 answer.txt   what this answer would do to its key
   lessor status                             pools, keys, live leases, cooldowns and why
   lessor keys disable openai/openai-a       lend this key no more
+  lessor keys drain openai/openai-a         the same, and wait until nobody uses it
+  lessor status --explain                   why keys are tried in the order in which they are
+  lessor events --follow                    what happens to keys, leases and the store
   lessor leases list --json                 what the admin API says
   lessor apps revoke checkout               refuse this app, and cut what it has open
   curl -x http://127.0.0.1:8321 --cacert \"$(lessor ca path)\" https://api.openai.com/v1/models
@@ -189,13 +195,23 @@ pub struct Check {
 #[derive(Debug, Subcommand)]
 pub enum Ask {
     /// Pools, keys, live leases, cooldowns and why.
-    Status,
-    /// List keys, check one with its provider, or switch one on or off.
+    Status {
+        /// Also why this sidecar ranks its keys as it does: the terms of each key's score.
+        #[arg(long)]
+        explain: bool,
+    },
+    /// List keys, check one with its provider, switch one on or off, or drain it.
     #[command(subcommand)]
     Keys(Keys),
     /// List live leases, or revoke one.
     #[command(subcommand)]
     Leases(Leases),
+    /// What happened to keys, cooldowns, leases, apps and the store: the last thousand events.
+    Events {
+        /// Go on with what happens, until stopped.
+        #[arg(long, short)]
+        follow: bool,
+    },
     /// List apps, revoke one, or let it in again.
     #[command(subcommand)]
     Apps(Apps),
@@ -228,6 +244,15 @@ pub enum Keys {
         /// The key.
         #[arg(value_name = "PROVIDER/ID")]
         key: KeyPath,
+    },
+    /// Lend it no more, here and in the fleet, and wait until the last request that has it ends.
+    Drain {
+        /// The key.
+        #[arg(value_name = "PROVIDER/ID")]
+        key: KeyPath,
+        /// How long to wait; it stays disabled either way.
+        #[arg(long, default_value = "10m", value_name = "TIME", value_parser = humantime::parse_duration)]
+        timeout: Duration,
     },
     /// Lift every cooldown of it.
     Clear {
@@ -448,8 +473,17 @@ async fn reply<F>(ask: &Ask, options: &Options, token: Option<Secret>, listen: F
 where
     F: FnOnce(&Path) -> Result<Listen, String>,
 {
-    let call = request(ask);
     let doors = doors(options, listen)?;
+    let asker = |doors| Asker { doors, token: token.as_ref(), json: options.json };
+    match ask {
+        Ask::Keys(Keys::Drain { key, timeout }) => return drain::drain(key, *timeout, &asker(doors)).await,
+        Ask::Events { follow } => {
+            let exit = events::events(*follow, &asker(doors)).await?;
+            return Ok(Page { text: String::new(), note: None, exit });
+        }
+        _ => {}
+    }
+    let call = request(ask);
     let (door, note) = call::reach(doors, &call, token.is_some()).await.map_err(Failure::Unreachable)?;
     let from = door.to_string();
     let answer = door.ask(&call, token.as_ref()).await?;
@@ -458,7 +492,7 @@ where
     let unavailable = answer.status == StatusCode::SERVICE_UNAVAILABLE;
     if unavailable && matches!(ask, Ask::Ready) {
         exit = Exit::NotReady;
-    } else if unavailable && matches!(ask, Ask::Status) && parsed::<Status>(&answer).is_ok() {
+    } else if unavailable && matches!(ask, Ask::Status { .. }) && parsed::<Status>(&answer).is_ok() {
         exit = Exit::StoreFailed;
     } else if !answer.status.is_success() {
         return Err(refused(&answer, token.is_some()));
@@ -479,12 +513,15 @@ where
 /// The call of the admin API that answers it.
 fn request(ask: &Ask) -> Call {
     let (method, path) = match ask {
-        Ask::Status => (Method::GET, "/v1/status".into()),
+        Ask::Status { explain: false } => (Method::GET, "/v1/status".into()),
+        Ask::Status { explain: true } => (Method::GET, "/v1/status?explain=true".into()),
+        Ask::Events { .. } => (Method::GET, "/v1/events?follow=false".into()),
         Ask::Ready => (Method::GET, "/readyz".into()),
         Ask::Keys(Keys::List) => (Method::GET, "/v1/keys".into()),
         Ask::Keys(Keys::Check { key }) => (Method::POST, key_path(key, "check")),
         Ask::Keys(Keys::Enable { key }) => (Method::POST, key_path(key, "enable")),
         Ask::Keys(Keys::Disable { key }) => (Method::POST, key_path(key, "disable")),
+        Ask::Keys(Keys::Drain { key, .. }) => (Method::POST, key_path(key, "drain")),
         Ask::Keys(Keys::Clear { key }) => (Method::POST, key_path(key, "clear")),
         Ask::Leases(Leases::List) => (Method::GET, "/v1/leases".into()),
         Ask::Apps(Apps::List) => (Method::GET, "/v1/apps".into()),
@@ -570,7 +607,7 @@ fn refused(answer: &Answer, token: bool) -> Failure {
 /// The answer for people; also decides how the command ends.
 fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<String> {
     Ok(match ask {
-        Ask::Status => tables::status(&parsed::<Status>(answer)?, answer.now),
+        Ask::Status { .. } => tables::status(&parsed::<Status>(answer)?, answer.now),
         Ask::Keys(Keys::List) => tables::keys(&list::<KeyView>(answer, "keys")?, answer.now),
         Ask::Leases(Leases::List) => tables::leases(&list::<LeaseSeen>(answer, "leases")?, answer.now),
         Ask::Keys(Keys::Check { key }) => {
@@ -580,7 +617,8 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
             }
             tables::check(key, &found)
         }
-        Ask::Keys(Keys::Enable { .. } | Keys::Disable { .. } | Keys::Clear { .. }) => {
+        Ask::Events { .. } => String::new(), // printed as they come
+        Ask::Keys(Keys::Enable { .. } | Keys::Disable { .. } | Keys::Drain { .. } | Keys::Clear { .. }) => {
             tables::keys(&[parsed::<KeyView>(answer)?], answer.now)
         }
         Ask::Leases(Leases::Revoke { id }) => format!("{id} revoked\n"),

@@ -110,6 +110,11 @@ impl SendError {
         matches!(self, Self::Connect { .. } | Self::ConnectTimeout { .. })
     }
 
+    /// The provider broke off before its answer; it may have begun its work.
+    pub fn broke_off(&self) -> bool {
+        matches!(self, Self::Broken { .. })
+    }
+
     /// Sending again cannot do twice what was meant once, and may help.
     pub fn may_repeat(&self, method: &http::Method) -> bool {
         let of_this_request = matches!(self, Self::Body(_) | Self::Denied(_) | Self::Unusable { .. });

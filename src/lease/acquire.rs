@@ -12,7 +12,9 @@ use super::held::{Hold, Lease};
 use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
 use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
 use super::{Inner, Leases, STORE_DOWN, Station, lock};
-use crate::model::{AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName};
+use crate::model::{
+    AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName, Wanted,
+};
 use crate::store::{Acquire, Acquired, Candidate, Grant, Reason, Refusal, StoreError};
 
 /// How many candidates go to the store first; the rest only if those could not be had.
@@ -34,13 +36,14 @@ pub struct Want<'a> {
     pub pool: &'a PoolName,
     /// The model, where known.
     pub model: Option<&'a ModelName>,
-    /// Every key that may serve the request, sorted: with the model, the queue it stands in. A key that the
-    /// request may not use any more (it was refused with it) belongs in neither this nor `rank`'s answer.
-    pub fitting: Arc<[KeyId]>,
-    /// Called at each try: candidates out of `fitting`, best first. One that cools is better ranked last
-    /// than left out, for the store's word on its end is what a wait is planned by. None at all means that
-    /// none may be used now.
-    pub rank: &'a (dyn Fn() -> Vec<Candidate> + Send + Sync),
+    /// Every key that may serve the request, sorted: with the model, the queue it stands in. Asked for only
+    /// where somebody waits. A key that the request may not use any more (it was refused with it) belongs in
+    /// neither this nor `rank`'s answer.
+    pub fitting: &'a (dyn Fn() -> Arc<[KeyId]> + Send + Sync),
+    /// Called at each try, and again for the rest where the best could not be had: candidates out of
+    /// `fitting`, best first. One that cools is better ranked last than left out, for the store's word on its
+    /// end is what a wait is planned by. None at all means that none may be used now.
+    pub rank: &'a (dyn Fn(&Wanted<'_>) -> Vec<Candidate> + Send + Sync),
     /// The process's own view, asked after the store's yes and before use: false gives the slot back, and
     /// the next candidate is tried.
     pub confirm: &'a (dyn Fn(&KeyId, Fingerprint) -> bool + Send + Sync),
@@ -143,7 +146,7 @@ impl<'a> Walk<'a> {
     }
 
     fn queue(&self) -> QueueId {
-        QueueId { fitting: Arc::clone(&self.want.fitting), model: self.want.model.cloned() }
+        QueueId { fitting: (self.want.fitting)(), model: self.want.model.cloned() }
     }
 
     async fn in_line(&mut self) -> Result<Lease, AcquireError> {
@@ -246,18 +249,15 @@ impl<'a> Walk<'a> {
     async fn attempt(&mut self, barred: &[KeyId]) -> Result<Tried, AcquireError> {
         let mut passed_over: Vec<(KeyId, Fingerprint)> = Vec::new();
         'ranked: loop {
-            let mut ranked = (self.want.rank)();
-            ranked.retain(|candidate| {
-                // A key that was given another secret meanwhile is as another key.
-                let passed = |(key, old): &(KeyId, Fingerprint)| {
-                    *key == candidate.key && *old == candidate.fingerprint
-                };
-                !barred.contains(&candidate.key) && !passed_over.iter().any(passed)
-            });
             let mut refusal = Refusal::default();
-            let (best, rest) = ranked.split_at(ranked.len().min(FIRST_CANDIDATES));
-            for asked in [best, rest].into_iter().filter(|asked| !asked.is_empty()) {
-                match self.ask(asked).await? {
+            let mut asked: Vec<Candidate> = Vec::new();
+            for most in [FIRST_CANDIDATES, usize::MAX] {
+                let wanted = Wanted { most, barred, passed_over: &passed_over, asked: &asked };
+                let best = (self.want.rank)(&wanted);
+                if best.is_empty() {
+                    break;
+                }
+                match self.ask(&best).await? {
                     Tried::Got(lease) if (self.want.confirm)(lease.key(), lease.fingerprint()) => {
                         return Ok(Tried::Got(lease));
                     }
@@ -267,6 +267,7 @@ impl<'a> Walk<'a> {
                     }
                     Tried::Refused(more) => merge(&mut refusal, more),
                 }
+                asked = best;
             }
             if self.repair(&refusal).await? {
                 continue;
@@ -301,6 +302,12 @@ impl<'a> Walk<'a> {
                 self.begin(id, &grant, asked, call.sent()).map(Tried::Got)
             }
             Ok(Acquired::Refused(refusal)) => {
+                inner.tell(|witness| {
+                    let model = self.want.model;
+                    refusal.reasons.iter().for_each(|(key, why)| {
+                        witness.passed_over(self.want.provider, model, key, *why);
+                    });
+                });
                 let unusable = !refusal.any_full() && !refusal.any_cooling();
                 inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
                 Ok(Tried::Refused(refusal))
@@ -326,7 +333,8 @@ impl<'a> Walk<'a> {
         let now = Instant::now();
         let end = inner.lease.max_duration.map_or(u64::MAX, |bound| inner.ticks(now + bound));
         let (fingerprint, app) = (candidate.fingerprint, self.want.app.clone());
-        let hold = Hold::new(grant, id, fingerprint, app, now, inner.deadline(sent), end);
+        let named = (self.want.provider.clone(), id);
+        let hold = Hold::new(named, grant, fingerprint, app, now, inner.deadline(sent), end);
         Ok(Lease::begin(self.leases, self.station, hold, grant, self.begun.elapsed()))
     }
 

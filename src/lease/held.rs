@@ -11,10 +11,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Inner, Leases, Station, lock, settle};
+use super::{Gone, Inner, Leases, Station, lock, settle};
 use crate::config::OnLost;
 use crate::model::{
     AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, ModelName, Outcome, PoolName,
+    ProviderName,
 };
 use crate::store::{Grant, Held, Release, Report};
 
@@ -42,6 +43,7 @@ const UNKNOWN: u8 = 4;
 
 /// What a lease's holder and the heartbeat both look at.
 pub(super) struct Hold {
+    pub(super) provider: ProviderName,
     pub(super) id: LeaseId,
     pub(super) key: KeyId,
     pub(super) pool: PoolName,
@@ -65,8 +67,8 @@ pub(super) struct Hold {
 
 impl Hold {
     pub(super) fn new(
+        (provider, id): (ProviderName, LeaseId),
         grant: &Grant,
-        id: LeaseId,
         fingerprint: Fingerprint,
         app: AppName,
         begun: Instant,
@@ -74,6 +76,7 @@ impl Hold {
         end: u64,
     ) -> Self {
         Self {
+            provider,
             id,
             key: grant.key.clone(),
             pool: grant.pool.clone(),
@@ -140,8 +143,8 @@ impl Hold {
 
     /// Ends it if one of its times has passed.
     pub(super) fn check(&self, inner: &Inner, now: u64) {
-        if now >= self.end {
-            self.tell(TOO_LONG);
+        if now >= self.end && self.tell(TOO_LONG) {
+            self.witness(inner, Lost::TooLong);
         }
         if self.is_sound() && now >= self.deadline.load(Ordering::Acquire) {
             self.give_up(inner, EXPIRED);
@@ -157,6 +160,7 @@ impl Hold {
     pub(super) fn revoked_by_hand(&self, inner: &Inner) {
         if !self.over.swap(true, Ordering::AcqRel) {
             inner.metrics.lost();
+            self.witness(inner, Lost::Revoked);
         }
         self.tell(REVOKED);
     }
@@ -169,15 +173,30 @@ impl Hold {
         if why == EXPIRED {
             inner.metrics.expired();
         }
+        self.witness(inner, if why == EXPIRED { Lost::Expired } else { Lost::Unknown });
         if inner.lease.on_lost == OnLost::Abort {
             self.tell(why);
         }
     }
 
-    fn tell(&self, why: u8) {
-        // The first reason stays.
-        let _ = self.told.compare_exchange(HELD, why, Ordering::AcqRel, Ordering::Acquire);
+    /// Whether this was the first reason; it stays.
+    fn tell(&self, why: u8) -> bool {
+        let first = self.told.compare_exchange(HELD, why, Ordering::AcqRel, Ordering::Acquire).is_ok();
         self.waker.wake();
+        first
+    }
+
+    fn witness(&self, inner: &Inner, why: Lost) {
+        inner.tell(|witness| {
+            witness.lost(&Gone {
+                provider: self.provider.clone(),
+                lease: self.id,
+                key: self.key.clone(),
+                pool: self.pool.clone(),
+                app: self.app.clone(),
+                why,
+            });
+        });
     }
 
     fn poll_lost(&self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Lost> {

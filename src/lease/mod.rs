@@ -21,7 +21,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -33,8 +33,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{LeaseConfig, QueueConfig};
 use crate::metrics::Metrics;
-use crate::model::{KeyId, OwnerId, ProviderName};
-use crate::store::{Release, Store, StoreError, StoreEvent, SyncKeys};
+use crate::model::{AppName, KeyId, LeaseId, ModelName, OwnerId, PoolName, ProviderName};
+use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEvent, SyncKeys};
 
 mod acquire;
 mod heartbeat;
@@ -62,6 +62,38 @@ const REPORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Makes the settings of a provider's keys, for a store that turns out not to have them.
 pub type Repair = Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync>;
+
+/// Hears what this room learns on its way, for those who order keys and who tell people. It is called where
+/// things happen, so it must not wait.
+pub trait Witness: Send + Sync {
+    /// The store passed over a key for a request of this model.
+    fn passed_over(&self, provider: &ProviderName, model: Option<&ModelName>, key: &KeyId, why: Reason);
+    /// The store took a report.
+    fn reported(&self, report: &Report, found: &Reported);
+    /// A lease ended before its request did.
+    fn lost(&self, lease: &Gone);
+    /// Another sidecar's lease was revoked by a person.
+    fn revoked_elsewhere(&self, provider: &ProviderName, lease: LeaseId);
+    /// The store answers again, or does not: why.
+    fn store_answers(&self, failed: Option<&StoreError>);
+}
+
+/// A lease that ended before its request did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    /// Whose key.
+    pub provider: ProviderName,
+    /// The lease.
+    pub lease: LeaseId,
+    /// The key.
+    pub key: KeyId,
+    /// Its pool.
+    pub pool: PoolName,
+    /// Who had it.
+    pub app: AppName,
+    /// Why.
+    pub why: Lost,
+}
 
 /// The lender: all leases of this process and all who wait for one. Clones share everything.
 #[derive(Clone)]
@@ -92,6 +124,7 @@ struct Inner {
     runtime: Handle,
     stations: RwLock<HashMap<ProviderName, Arc<Station>>>,
     repair: RwLock<Option<Repair>>,
+    witness: OnceLock<Arc<dyn Witness>>,
     waiting: AtomicUsize,
     live: AtomicUsize,
     refusing: AtomicBool,
@@ -146,6 +179,7 @@ impl Leases {
             runtime: Handle::current(),
             stations: RwLock::default(),
             repair: RwLock::default(),
+            witness: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             live: AtomicUsize::new(0),
             refusing: AtomicBool::new(false),
@@ -167,6 +201,11 @@ impl Leases {
     /// member of its pool.
     pub fn set_repair(&self, repair: Repair) {
         *self.inner().repair.write().unwrap_or_else(PoisonError::into_inner) = Some(repair);
+    }
+
+    /// Who hears what is learned here; the first one counts.
+    pub fn set_witness(&self, witness: Arc<dyn Witness>) {
+        let _ = self.inner().witness.set(witness);
     }
 
     /// Settings or a status changed here: waiters try again.
@@ -249,6 +288,12 @@ impl Inner {
         left
     }
 
+    fn tell(&self, what: impl FnOnce(&dyn Witness)) {
+        if let Some(witness) = self.witness.get() {
+            what(&**witness);
+        }
+    }
+
     /// Monotonic time as a number that fits an atomic.
     fn ticks(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX)
@@ -278,6 +323,7 @@ impl Inner {
                 self.metrics.store_up(true);
                 if self.store_state.swap(STORE_UP, Ordering::Relaxed) == STORE_DOWN {
                     tracing::info!(store = self.store.kind(), "the store answers again");
+                    self.tell(|witness| witness.store_answers(None));
                 }
             }
             Err(error) => {
@@ -285,6 +331,7 @@ impl Inner {
                 self.metrics.store_up(false);
                 if self.store_state.swap(STORE_DOWN, Ordering::Relaxed) != STORE_DOWN {
                     tracing::warn!(store = self.store.kind(), %error, "the store fails: no key is lent");
+                    self.tell(|witness| witness.store_answers(Some(error)));
                 }
             }
         }
@@ -351,8 +398,9 @@ async fn follow(inner: Arc<Inner>, mut events: broadcast::Receiver<StoreEvent>) 
             }
             Ok(StoreEvent::Revoked(provider, lease)) => {
                 let hold = inner.known(&provider).and_then(|station| lock(&station.beat).get(lease));
-                if let Some(hold) = hold {
-                    hold.revoked_by_hand(&inner);
+                match hold {
+                    Some(hold) => hold.revoked_by_hand(&inner),
+                    None => inner.tell(|witness| witness.revoked_elsewhere(&provider, lease)),
                 }
             }
             Ok(StoreEvent::Resalted) => {} // whoever keeps the fingerprints hears it too

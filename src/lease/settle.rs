@@ -48,7 +48,10 @@ pub(super) fn report(inner: &Arc<Inner>, reports: Vec<Report>) -> Option<oneshot
     let work = async move {
         let until = Instant::now() + REPORT_LIMIT;
         for report in reports {
-            insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await;
+            if let Some(found) = insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await
+            {
+                shared.tell(|witness| witness.reported(&report, &found));
+            }
         }
         let _ = done.send(()); // nobody listens when the lease runs on
     };
@@ -104,24 +107,24 @@ async fn give_back(inner: &Inner, station: &Station, releases: Vec<Release>) {
     }
 }
 
-/// Calls until answered, or until `until`.
+/// Calls until answered, or until `until`: the answer, if one came.
 async fn insist<T>(
     inner: &Inner,
     until: Instant,
     call: impl Fn() -> Answer<T>,
     failed: impl Fn(&StoreError),
-) {
+) -> Option<T> {
     let mut pause = FIRST_PAUSE;
     loop {
         let answer = bounded(CALL_LIMIT, call()).await;
         inner.saw(&answer);
-        match &answer {
-            Ok(_) => return,
-            Err(cause) => failed(cause),
+        match answer {
+            Ok(answer) => return Some(answer),
+            Err(cause) => failed(&cause),
         }
         let jittered = pause.mul_f64(rand::rng().random_range(0.5..1.0));
         if Instant::now() + jittered >= until {
-            return;
+            return None;
         }
         sleep(jittered).await;
         pause = (pause * 2).min(LAST_PAUSE);

@@ -12,7 +12,7 @@ use super::fake::{Recorder, State};
 use super::*;
 use crate::config::OnLost;
 use crate::model::{
-    AppName, Class, Fingerprint, GroupName, LeaseId, ModelName, Outcome, PoolName, ProviderName,
+    AppName, Class, Fingerprint, GroupName, LeaseId, ModelName, Outcome, PoolName, ProviderName, Wanted,
 };
 use crate::store::{Candidate, SyncMode};
 
@@ -50,14 +50,19 @@ impl Bench {
     }
 
     async fn ask(&self, keys: &[&str], model: Option<&str>, wait: Duration) -> Wish {
-        let rank = || keys.iter().map(|key| candidate(key)).collect();
+        let fitting = || keys.iter().map(|key| key_id(key)).collect();
+        let rank = |wanted: &Wanted<'_>| {
+            let all = keys.iter().map(|key| candidate(key));
+            let left = all.filter(|one| !wanted.leaves_out(&one.key, || one.fingerprint));
+            left.take(wanted.most).collect()
+        };
         self.leases
             .acquire(Want {
                 provider: &openai(),
                 app: &AppName::anonymous(),
                 pool: &PoolName::default_pool(),
                 model: model.and_then(ModelName::new).as_ref(),
-                fitting: keys.iter().map(|key| key_id(key)).collect(),
+                fitting: &fitting,
                 rank: &rank,
                 confirm: &*self.confirms,
                 until: Instant::now() + wait,

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -13,7 +14,7 @@ use crate::forward::held::{Broken, Ending, Guard, Held};
 use crate::lease::{Lease, Lost};
 use crate::model::{GroupName, KeyId, Outcome, ProviderName};
 use crate::route::Standing;
-use crate::route::ring::{ModelKnown, ProviderKeys, RingKey};
+use crate::route::ring::{Ended, ModelKnown, ProviderKeys, RingKey};
 use crate::scrub::Filter;
 
 use super::mask::Mask;
@@ -68,16 +69,19 @@ pub(super) struct InUse {
     pub(super) lease: Lease,
     keys: Arc<ProviderKeys>,
     key: KeyId,
+    /// What it has come to so far.
+    ended: Ended,
+    first_byte: Option<Duration>,
 }
 
 impl InUse {
-    pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>) -> Self {
+    pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>, model: &ModelKnown) -> Self {
         let key = lease.key().clone();
-        keys.lent(&key);
+        keys.lent(&key, model);
         if let (Some(known), Some(group)) = (keys.key(&key), lease.group()) {
             known.is_of(group);
         }
-        Self { lease, keys, key }
+        Self { lease, keys, key, ended: Ended::Untold, first_byte: None }
     }
 
     /// The key, as it is configured for this use.
@@ -89,8 +93,19 @@ impl InUse {
         &self.keys.provider.name
     }
 
+    /// The provider's answer began after this time.
+    pub(super) fn began_after(&mut self, first_byte: Duration) {
+        self.first_byte = Some(first_byte);
+    }
+
+    /// The provider broke its answer off.
+    fn broke(&mut self) {
+        self.ended = Ended::Badly;
+    }
+
     /// Says what the answer said; the store hears it before the slot comes back.
     pub(super) fn report(&mut self, outcome: Outcome, model: &ModelKnown) {
+        self.ended = Ended::of(outcome.class);
         if let (Some(known), Some(group)) = (self.key(), &outcome.organization) {
             known.is_of(group);
         }
@@ -110,7 +125,7 @@ impl InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.keys.returned(&self.key);
+        self.keys.returned(&self.key, self.ended, self.first_byte);
     }
 }
 
@@ -198,6 +213,9 @@ impl Guard for Ticket {
             Poll::Ready(why) => Some(why),
             Poll::Pending => None,
         };
+        if let (Ending::UpstreamBroke | Ending::Idle, Some(in_use)) = (how, &mut self.in_use) {
+            in_use.broke();
+        }
         match how {
             Ending::Complete => {}
             Ending::ClientGone => self.trace.ended_as(why_cut.unwrap_or("cancelled")),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::model::{Candidate, Fingerprint, GroupName, KeyId};
+use crate::model::{Candidate, Fingerprint, GroupName, KeyId, Wanted};
 use crate::route::ring::{Fitting, ProviderKeys, Ring, Wish};
 
 /// One request's choice. Asked by the store's client for candidates, best first, and whether what was lent may
@@ -38,7 +38,8 @@ impl<'a> Choice<'a> {
 
     /// The fitting keys: the queue that the request stands in.
     pub(super) fn ids(&self) -> Arc<[KeyId]> {
-        self.seen().fitting.ids.clone()
+        let seen = self.seen();
+        seen.keys.ids(&seen.fitting)
     }
 
     /// Whether no key fits.
@@ -46,10 +47,10 @@ impl<'a> Choice<'a> {
         self.seen().fitting.is_empty()
     }
 
-    /// Candidates, best first.
-    pub(super) fn rank(&self) -> Vec<Candidate> {
+    /// The candidates that are wanted, best first.
+    pub(super) fn rank(&self, wanted: &Wanted<'_>) -> Vec<Candidate> {
         let seen = self.look();
-        seen.keys.rank(&seen.fitting)
+        seen.keys.rank(&seen.fitting, &self.wish.model, wanted)
     }
 
     /// Whether a key that was just lent may be used: by what is configured now, however it was ranked.

@@ -5,26 +5,47 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 
-use crate::config::{Config, KeyConfig, Provider, Strategy};
+use super::rank::{self, Row, Rule, Terms};
+use super::seen::KeyState;
+use crate::config::{Config, KeyConfig, Provider, Ranking};
 use crate::model::{
-    Candidate, Fingerprint, GroupName, KeyId, KeySettings, ModelName, PoolName, ProviderName,
+    Candidate, Fingerprint, GroupName, KeyId, KeySettings, ModelName, PoolName, ProviderName, Scope, Wanted,
 };
 
-/// Idleness counts up to this; longer is not more idle (design, section 6).
-const IDLE_SATURATES: Duration = Duration::from_mins(5);
+pub use super::seen::Ended;
+
+/// For how long a rest is believed without asking the store again, which lends an exhausted key once in half
+/// an hour to see whether it was topped up.
+const BELIEVED: Duration = Duration::from_mins(30);
 
 /// All keys of all served providers. What it holds may be replaced while it is in use: whoever has looked
 /// goes on with what was found.
 #[derive(Debug)]
 pub struct Ring {
     providers: ArcSwap<Providers>,
+    ranking: ArcSwap<Ranking>,
     salt: ArcSwap<Salt>,
+    clock: Arc<Clock>,
+}
+
+/// What all keys are timed by, also when their settings are replaced.
+#[derive(Debug)]
+struct Clock {
     born: Instant,
+    /// Rises with each choice of a key.
+    turns: AtomicU64,
+}
+
+impl Clock {
+    /// µs since the ring's birth.
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
 }
 
 /// Providers with their keys, at one moment.
@@ -46,10 +67,11 @@ pub struct ProviderKeys {
     pub provider: Arc<Provider>,
     /// Its keys, in the configuration's order.
     pub keys: Vec<RingKey>,
+    /// Where each is in `keys`.
+    places: HashMap<KeyId, usize>,
     fallbacks: HashMap<PoolName, Vec<PoolName>>,
-    strategy: Strategy,
-    turn: AtomicUsize,
-    born: Instant,
+    ranking: Ranking,
+    clock: Arc<Clock>,
 }
 
 /// One key.
@@ -60,17 +82,6 @@ pub struct RingKey {
     /// Its secret's fingerprint under the store's salt.
     fingerprint: ArcSwap<Fingerprint>,
     state: Arc<KeyState>,
-}
-
-/// What this process has seen of a key. It outlives a change of the key's settings.
-#[derive(Debug, Default)]
-struct KeyState {
-    off: AtomicBool,
-    in_flight: AtomicU32,
-    /// Ms since the ring's birth at which it was last lent, plus one; 0: never.
-    last_lent: AtomicU64,
-    /// Where its group is `auto`: what answers have named.
-    group: ArcSwapOption<GroupName>,
 }
 
 /// What is known of a request's model.
@@ -133,8 +144,6 @@ impl Wish {
 pub struct Fitting {
     /// Positions in [`ProviderKeys::keys`], with the rank of the key's pool in the chain.
     members: Vec<(usize, usize)>,
-    /// The same as sorted ids: the queue this request stands in.
-    pub ids: Arc<[KeyId]>,
 }
 
 impl Fitting {
@@ -144,20 +153,15 @@ impl Fitting {
     }
 }
 
-fn sorted_ids(keys: &ProviderKeys, members: &[(usize, usize)]) -> Arc<[KeyId]> {
-    let mut ids: Vec<KeyId> = members.iter().map(|(at, _)| keys.keys[*at].config.id.clone()).collect();
-    ids.sort_unstable();
-    ids.into()
-}
-
 impl Ring {
     /// From the configuration, with fingerprints under a salt of its own until the store's is known.
     pub fn new(config: &Config) -> Self {
         let salt: [u8; 32] = rand::random();
         let ring = Self {
             providers: ArcSwap::default(),
+            ranking: ArcSwap::from_pointee(config.ranking),
             salt: ArcSwap::from_pointee(Salt(salt)),
-            born: Instant::now(),
+            clock: Arc::new(Clock { born: Instant::now(), turns: AtomicU64::new(1) }),
         };
         ring.replace(config);
         ring
@@ -173,16 +177,27 @@ impl Ring {
             let known = before.get(&key.provider).and_then(|keys| keys.key(&key.id));
             RingKey::new(key, &salt, known)
         };
-        let keys_of = |provider: &Arc<Provider>| ProviderKeys {
-            provider: provider.clone(),
-            keys: config.keys.iter().filter(|key| key.provider == provider.name).map(made).collect(),
-            fallbacks: fallbacks.clone(),
-            strategy: config.strategy,
-            turn: AtomicUsize::new(0),
-            born: self.born,
+        let keys_of = |provider: &Arc<Provider>| {
+            let own = config.keys.iter().filter(|key| key.provider == provider.name);
+            let keys: Vec<_> = own.map(made).collect();
+            let places = keys.iter().enumerate().map(|(at, key)| (key.config.id.clone(), at)).collect();
+            ProviderKeys {
+                provider: provider.clone(),
+                keys,
+                places,
+                fallbacks: fallbacks.clone(),
+                ranking: config.ranking,
+                clock: self.clock.clone(),
+            }
         };
         let keys = config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each))));
         self.providers.store(Arc::new(keys.collect()));
+        self.ranking.store(Arc::new(config.ranking));
+    }
+
+    /// How keys are ordered.
+    pub fn ranking(&self) -> Ranking {
+        **self.ranking.load()
     }
 
     /// The salt in use.
@@ -314,60 +329,63 @@ impl ProviderKeys {
                 members.push((at, rank));
             }
         }
-        let ids = sorted_ids(self, &members);
-        Fitting { members, ids }
+        Fitting { members }
     }
 
-    /// Candidates in the order in which the store shall try them: pools in order, within a pool by the
-    /// strategy. Keys switched off here are left out, unless all are.
-    pub fn rank(&self, fitting: &Fitting) -> Vec<Candidate> {
-        let mut order: Vec<(usize, usize, f64)> =
-            fitting.members.iter().map(|(at, pool)| (*at, *pool, 0.0)).collect();
-        if order.iter().any(|(at, ..)| self.usable(*at)) {
-            order.retain(|(at, ..)| self.usable(*at));
-        }
-        let turn =
-            if self.strategy == Strategy::RoundRobin { self.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        let now = self.now();
-        for (at, _, cost) in &mut order {
-            *cost = self.cost(*at, turn, now);
-        }
-        order.sort_by(|a, b| a.1.cmp(&b.1).then(a.2.total_cmp(&b.2)));
-        order.into_iter().map(|(at, ..)| self.candidate(at)).collect()
+    /// The ids of the keys that fit, sorted: the queue that the request stands in.
+    pub fn ids(&self, fitting: &Fitting) -> Arc<[KeyId]> {
+        let mut ids: Vec<KeyId> =
+            fitting.members.iter().map(|(at, _)| self.keys[*at].config.id.clone()).collect();
+        ids.sort_unstable();
+        ids.into()
     }
 
-    /// Lower is better.
-    fn cost(&self, at: usize, turn: usize, now: u64) -> f64 {
+    /// The best candidates that are wanted, in the order in which the store shall try them (see
+    /// [`rank`](super::rank)). Keys switched off here are left out, unless all are.
+    pub fn rank(&self, fitting: &Fitting, model: &ModelKnown, wanted: &Wanted<'_>) -> Vec<Candidate> {
+        let now = self.clock.now();
+        let any_on = fitting.members.iter().any(|(at, _)| self.keys[*at].state.is_on());
+        let members = || {
+            fitting.members.iter().filter(move |(at, _)| {
+                let key = &self.keys[*at];
+                (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || key.fingerprint())
+            })
+        };
+        let rows = members().map(|(at, pool)| self.row(*at, *pool, model.name(), now));
+        let usual_ms =
+            rank::usual_first_byte(members().map(|(at, _)| self.keys[*at].state.first_byte_ms(now)));
+        let rule = Rule {
+            strategy: self.ranking.strategy,
+            weights: &self.ranking.weights,
+            usual_ms,
+            seed: rand::random(),
+        };
+        let mut candidates = Vec::with_capacity(wanted.most.min(fitting.members.len()));
+        rank::best(rows, &rule, wanted.most, |at| {
+            if candidates.is_empty() && wanted.is_first() {
+                let turn = self.clock.turns.fetch_add(1, Ordering::Relaxed);
+                self.keys[at].state.chosen(turn, now);
+            }
+            candidates.push(self.candidate(at));
+        });
+        candidates
+    }
+
+    fn row(&self, at: usize, pool: usize, model: Option<&ModelName>, now: u64) -> Row {
         let key = &self.keys[at];
-        let load = f64::from(key.state.in_flight.load(Ordering::Relaxed))
-            / f64::from(key.config.max_concurrent_uses.max(1));
-        match self.strategy {
-            Strategy::FillFirst => 0.0,
-            Strategy::LeastInFlight => load,
-            Strategy::RoundRobin => {
-                let count = self.keys.len().max(1);
-                // Positions are small: exact in an f64.
-                f64::from(u32::try_from((at + count - turn % count) % count).unwrap_or(u32::MAX))
-            }
-            Strategy::Weighted => {
-                let idle = match key.state.last_lent.load(Ordering::Relaxed) {
-                    0 => 1.0,
-                    lent => {
-                        let idle = Duration::from_millis(now.saturating_sub(lent)).min(IDLE_SATURATES);
-                        idle.as_secs_f64() / IDLE_SATURATES.as_secs_f64()
-                    }
-                };
-                2.0 * load - idle + 0.05 * rand::random::<f64>()
-            }
-        }
+        key.state.row(at, pool, key.config.max_concurrent_uses, model, now)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
-    }
-
-    fn usable(&self, at: usize) -> bool {
-        !self.keys[at].state.off.load(Ordering::Relaxed)
+    /// Why its keys are ranked as they are, for a request without a model: in the configuration's order.
+    pub fn explain(&self) -> Vec<Explained> {
+        let now = self.clock.now();
+        let usual_ms = rank::usual_first_byte(self.keys.iter().map(|key| key.state.first_byte_ms(now)));
+        let explained = |(at, key): (usize, &RingKey)| {
+            let row = self.row(at, 0, None, now);
+            let terms = Terms::of(&row, usual_ms);
+            Explained { key: key.config.id.clone(), row, terms, score: terms.score(&self.ranking.weights) }
+        };
+        self.keys.iter().enumerate().map(explained).collect()
     }
 
     fn candidate(&self, at: usize) -> Candidate {
@@ -382,14 +400,13 @@ impl ProviderKeys {
 
     /// One key by id.
     pub fn key(&self, id: &KeyId) -> Option<&RingKey> {
-        self.keys.iter().find(|key| key.config.id == *id)
+        self.places.get(id).map(|at| &self.keys[*at])
     }
 
     /// Whether a key that the store just lent, with the secret of this fingerprint, may be used: not switched
     /// off, removed or given another secret here meanwhile.
     pub fn confirm(&self, id: &KeyId, fingerprint: Fingerprint) -> bool {
-        self.key(id)
-            .is_some_and(|key| !key.state.off.load(Ordering::Relaxed) && key.fingerprint() == fingerprint)
+        self.key(id).is_some_and(|key| key.state.is_on() && key.fingerprint() == fingerprint)
     }
 
     /// A person switched the key on or off.
@@ -400,19 +417,51 @@ impl ProviderKeys {
     }
 
     /// A use of the key begins.
-    pub fn lent(&self, id: &KeyId) {
+    pub fn lent(&self, id: &KeyId, model: &ModelKnown) {
         if let Some(key) = self.key(id) {
-            key.state.in_flight.fetch_add(1, Ordering::Relaxed);
-            key.state.last_lent.store(self.now(), Ordering::Relaxed);
+            key.state.lent(model.name(), self.clock.now());
         }
     }
 
-    /// A use of the key has ended.
-    pub fn returned(&self, id: &KeyId) {
+    /// A use of the key has ended; `first_byte`: how long its answer took to begin.
+    pub fn returned(&self, id: &KeyId, ended: Ended, first_byte: Option<Duration>) {
         if let Some(key) = self.key(id) {
-            key.state.in_flight.fetch_sub(1, Ordering::Relaxed);
+            key.state.returned(ended, first_byte, self.clock.now());
         }
     }
+
+    /// The key, or all of its group where the limit is the group's, is known to rest for so long: for this
+    /// model, or for all.
+    pub fn rests(&self, id: &KeyId, scope: Scope, model: Option<&ModelName>, left: Duration) {
+        let Some(key) = self.key(id) else { return };
+        let left = u64::try_from(left.min(BELIEVED).as_micros()).unwrap_or(u64::MAX);
+        let until = self.clock.now().saturating_add(left);
+        let model = model.filter(|_| scope.names_model());
+        key.state.rests_until(model, until);
+        if let (Scope::Group | Scope::GroupModel, Some(group)) = (scope, key.group()) {
+            for other in self.keys.iter().filter(|other| other.group().as_ref() == Some(&group)) {
+                other.state.rests_until(model, until);
+            }
+        }
+    }
+
+    /// What was known to rest may be lent again, for all that is known here: something was lifted.
+    pub fn forget_rests(&self) {
+        self.keys.iter().for_each(|key| key.state.forget_rests());
+    }
+}
+
+/// Why a key is ranked as it is.
+#[derive(Debug, Clone)]
+pub struct Explained {
+    /// The key.
+    pub key: KeyId,
+    /// What was seen of it.
+    pub row: Row,
+    /// What its score is made of.
+    pub terms: Terms,
+    /// The score, without jitter.
+    pub score: f64,
 }
 
 /// Whether `text` fits `pattern`, in which each `*` stands for any text.
@@ -433,8 +482,86 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
-    use super::matches;
+    use super::*;
+
+    /// A ring of `openai` with these lines, each of a key.
+    fn ring(keys: &[&str]) -> Ring {
+        let key = |line: &&str| {
+            let id = line.split(' ').next().unwrap();
+            let rest = line[id.len()..].trim_start();
+            format!("[[keys]]\nid = \"{id}\"\nprovider = \"openai\"\nsecret = {{ env = \"{id}\" }}\n{rest}\n")
+        };
+        let text: String = keys.iter().map(key).collect();
+        let text =
+            format!("[ranking]\nstrategy = \"fill_first\"\n[pools.vip]\nfallback = [\"default\"]\n{text}");
+        let config = crate::config::load_str(&text, "test.toml", &|name| Some(format!("sk-{name}"))).unwrap();
+        Ring::new(&config)
+    }
+
+    fn wish(pool: &str) -> Wish {
+        Wish::new(PoolName::parse(pool).unwrap(), ModelKnown::NotNamed, None)
+    }
+
+    fn id(name: &str) -> KeyId {
+        KeyId::parse(name).unwrap()
+    }
+
+    fn ranked(keys: &ProviderKeys, pool: &str, wanted: &Wanted<'_>) -> Vec<String> {
+        let wish = wish(pool);
+        let candidates = keys.rank(&keys.fitting(&wish), &wish.model, wanted);
+        candidates.iter().map(|candidate| candidate.key.to_string()).collect()
+    }
+
+    #[test]
+    fn the_rest_is_what_the_best_were_not_and_nothing_barred() {
+        let ring = ring(&["a", "b", "c pool = \"vip\"", "d", "e pool = \"vip\""]);
+        let keys = ring.of("openai").unwrap();
+        let best = keys.rank(&keys.fitting(&wish("vip")), &ModelKnown::NotNamed, &Wanted::best(3));
+        let names: Vec<_> = best.iter().map(|candidate| candidate.key.as_str()).collect();
+        assert_eq!(names, ["c", "e", "a"], "the pool first, then its fallback");
+        let barred = [id("d")];
+        let rest = Wanted { most: usize::MAX, barred: &barred, passed_over: &[], asked: &best };
+        assert_eq!(ranked(&keys, "vip", &rest), ["b"]);
+        let other_secret = [(id("a"), Fingerprint([0; 32]))];
+        let passed = Wanted { passed_over: &other_secret, ..Wanted::best(1) };
+        assert_eq!(ranked(&keys, "default", &passed), ["a"], "with another secret it is as another key");
+    }
+
+    #[test]
+    fn a_groups_rest_is_known_of_all_its_keys_and_a_keys_of_it_alone() {
+        let ring = ring(&["a group = \"org\"", "b group = \"org\"", "c", "d"]);
+        let keys = ring.of("openai").unwrap();
+        keys.rests(&id("a"), Scope::Group, None, Duration::from_secs(9));
+        keys.rests(&id("c"), Scope::Key, None, Duration::from_secs(5));
+        assert_eq!(ranked(&keys, "default", &Wanted::best(4)), ["d", "a", "b", "c"]);
+        keys.forget_rests();
+        assert_eq!(ranked(&keys, "default", &Wanted::best(4)), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn no_rest_is_believed_for_longer_than_until_the_next_early_probe() {
+        let ring = ring(&["a", "b"]);
+        let keys = ring.of("openai").unwrap();
+        keys.rests(&id("a"), Scope::Key, None, Duration::MAX);
+        let row = &keys.explain()[0].row;
+        assert!((1..=1_800_000_000).contains(&row.rest_us), "{row:?}");
+    }
+
+    #[test]
+    fn what_was_seen_of_a_key_outlives_a_change_of_its_settings() {
+        let first = ring(&["a", "b"]);
+        let keys = first.of("openai").unwrap();
+        keys.lent(&id("a"), &ModelKnown::NotNamed);
+        let text = "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = { env = \"A\" }\nmax_concurrent_uses = 2\n";
+        let config = crate::config::load_str(text, "test.toml", &|name| Some(format!("sk-{name}"))).unwrap();
+        first.replace(&config);
+        let now = first.of("openai").unwrap();
+        assert_eq!((now.explain()[0].row.in_flight, now.explain()[0].row.cap), (1, 2));
+        keys.returned(&id("a"), Ended::Badly, None);
+        assert!(now.explain()[0].row.failed > 0.0, "what was begun with the old settings counts too");
+    }
 
     #[test]
     fn a_star_stands_for_any_text() {

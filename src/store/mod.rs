@@ -304,6 +304,8 @@ pub struct Synced {
 pub enum StatusChange {
     /// Switch off, for every fingerprint.
     Disable,
+    /// The same, so that its last leases may end; says so as the reason, until it is switched on.
+    Drain,
     /// Switch on; also lifts `invalid`, keeps cooldowns.
     Enable,
     /// lessor's own check was refused with this secret.

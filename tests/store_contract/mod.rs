@@ -137,6 +137,7 @@ macro_rules! store_contract {
         }
         store_contract! { @tests $backend; settings:
             a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on
+            a_drained_key_is_disabled_with_that_reason_until_it_is_enabled_or_disabled
             enabling_lifts_invalid_and_keeps_cooldowns
             clearing_lifts_every_cooldown_of_the_key_but_not_invalid
             clearing_lifts_what_was_learned_of_a_groups_uses

@@ -21,6 +21,30 @@ pub async fn a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on(world: 
     assert!(world.lends_key("a").await);
 }
 
+pub async fn a_drained_key_is_disabled_with_that_reason_until_it_is_enabled_or_disabled(
+    world: World<impl Backend>,
+) {
+    world.keys([("a", 4)]).await;
+    let held = world.lend("a").await;
+    let shown = async || {
+        let view = world.view("a").await;
+        (view.status, view.reason, view.in_use)
+    };
+    world.set("a", StatusChange::Drain).await;
+    assert_eq!(world.why_not_key("a").await, Reason::Unusable(KeyStatus::Disabled));
+    assert_eq!(shown().await, (KeyStatus::Disabled, Some("drained".into()), 1));
+    world.release(&held).await;
+    world.keys([("a", 4)]).await;
+    assert_eq!(shown().await, (KeyStatus::Disabled, Some("drained".into()), 0));
+    world.set("a", StatusChange::Disable).await;
+    assert_eq!(shown().await, (KeyStatus::Disabled, Some("operator".into()), 0));
+    world.set("a", StatusChange::Drain).await;
+    world.set("a", StatusChange::Enable).await;
+    assert_eq!(shown().await, (KeyStatus::Available, None, 0));
+    world.set("a", StatusChange::Disable).await;
+    assert_eq!(shown().await.1.as_deref(), Some("operator"), "an old drain is forgotten");
+}
+
 pub async fn enabling_lifts_invalid_and_keeps_cooldowns(world: World<impl Backend>) {
     world.keys([("a", 4), ("b", 4)]).await;
     world.lend_and_report("a", says(Class::Invalid)).await;

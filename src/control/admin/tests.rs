@@ -13,13 +13,13 @@ use arc_swap::ArcSwap;
 
 use crate::config::{
     Alpn, ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
-    RetryConfig, StoreConfig, StoreUrl, Strategy, Timeouts,
+    Ranking, RetryConfig, RetryOn, StoreConfig, StoreUrl, Timeouts,
 };
-use crate::model::{AppName, FencingToken, Fingerprint, OwnerId, Secret};
+use crate::model::{AppName, FencingToken, Fingerprint, KeyStatus, LeaseId, OwnerId, PoolName, Secret};
 use crate::store::memory::MemoryStore;
 use crate::store::{
-    Acquire, Acquired, Answer, Candidate, KeySettings, Release, Renew, Renewed, Report, Reported, StoreEvent,
-    SyncKeys, SyncMode, Synced,
+    Acquire, Acquired, Answer, Candidate, KeySettings, KeyView, LeaseView, Release, Renew, Renewed, Report,
+    Reported, Snapshot, StatusChange, StoreEvent, StoreTime, SyncKeys, SyncMode, Synced,
 };
 
 /// A configuration with one provider and two keys.
@@ -59,7 +59,7 @@ pub(in crate::control) fn config() -> Config {
             max_duration: None,
         },
         queue: QueueConfig { max_wait: second * 10, max_waiting: 1024 },
-        retry: RetryConfig { max_attempts: 3, max_body: 1 << 23, max_total: 1 << 28 },
+        retry: RetryConfig { max_attempts: 3, max_body: 1 << 23, max_total: 1 << 28, on: RetryOn::default() },
         timeouts: Timeouts {
             connect: second,
             first_byte: second,
@@ -69,7 +69,7 @@ pub(in crate::control) fn config() -> Config {
             keep_alive: second,
         },
         shutdown_grace: second,
-        strategy: Strategy::Weighted,
+        ranking: Ranking::DEFAULT,
         proxy: ProxyConfig { tunnel_other_hosts: true, deny_nets: Vec::new(), alpn: vec![Alpn::Http1] },
         limits: Limits { max_connections: 64, max_header_bytes: 1 << 16, max_headers: 100, max_streams: 200 },
         admin_token: None,
@@ -326,6 +326,31 @@ impl Hands for FakeHands {
     fn doctors_tools(&self) -> Tools {
         crate::run::doctors_tools()
     }
+    fn ranking(&self) -> RankingSeen {
+        let of = |capacity, idle, success, freshness| TermsSeen {
+            capacity,
+            idle,
+            success,
+            error: 0.0,
+            rate_limit: 0.0,
+            cooldown: 0.0,
+            freshness,
+        };
+        RankingSeen {
+            strategy: "weighted".into(),
+            weights: TermsSeen { error: 1.0, rate_limit: 1.0, cooldown: 1.0, ..of(2.0, 0.5, 1.0, 2.0) },
+            jitter: 0.05,
+            keys: vec![RankSeen {
+                provider: ProviderName::parse("openai").unwrap(),
+                key: KeyId::parse("openai-a").unwrap(),
+                score: 2.625,
+                terms: of(0.75, 0.25, 1.0, 0.0),
+                in_flight: 2,
+                first_byte_ms: Some(312.4),
+                rests_ms: None,
+            }],
+        }
+    }
     fn waiting(&self) -> usize {
         2
     }
@@ -351,6 +376,8 @@ fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> Admin
         store,
         owner: here(),
         metrics: Metrics::new(),
+        events: Events::new(),
+        followers: Arc::new(Semaphore::new(FOLLOWERS)),
         hands: hands.clone(),
         draining: Arc::new(AtomicBool::new(false)),
         proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
@@ -933,4 +960,52 @@ fn a_socket_carries_the_proxys_port_and_is_where_the_cli_looks() {
     let one = socket_path(&Address::Unix("/a/proxy.sock".into(), 0o600));
     let two = socket_path(&Address::Unix("/b/proxy.sock".into(), 0o600));
     assert_ne!(one, two);
+}
+
+#[tokio::test]
+async fn the_openapi_page_describes_every_route_and_no_other() {
+    let admin = Admin::start(|config| config.admin_token = Some(Secret::new("t0ken".into()))).await;
+    let page = admin.tcp("GET /openapi.json", "").await.json();
+    let mut described: Vec<(String, String)> = Vec::new();
+    for (path, item) in page["paths"].as_object().unwrap() {
+        let verbs = item.as_object().unwrap().keys().filter(|name| *name != "parameters");
+        described.extend(verbs.map(|verb| (path.clone(), verb.clone())));
+        let named = path.matches('{').count();
+        let shown = item["parameters"].as_array().map_or(0, Vec::len);
+        assert_eq!(named, shown, "{path} names its parameters");
+    }
+    described.sort();
+    let mut served: Vec<(String, String)> = include_str!("../admin.rs")
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split_once("\", "))
+        .map(|(path, rest)| (path.to_owned(), rest.split('(').next().unwrap().to_owned()))
+        .collect();
+    served.sort();
+    assert!(served.len() > 15, "the routes are found: {served:?}");
+    assert_eq!(described, served);
+}
+
+#[tokio::test]
+async fn past_the_places_for_followers_one_more_is_told_so_and_gets_one_when_another_leaves() {
+    let admin = Admin::start(|_| {}).await;
+    let follow = async || {
+        let mut peer = UnixStream::connect(&admin.socket).await.unwrap();
+        peer.write_all(b"GET /v1/events HTTP/1.1\r\nHost: lessor\r\n\r\n").await.unwrap();
+        let mut head = [0; 12];
+        peer.read_exact(&mut head).await.unwrap();
+        (peer, String::from_utf8_lossy(&head).into_owned())
+    };
+    let mut following = Vec::new();
+    for _ in 0..FOLLOWERS {
+        let (peer, head) = follow().await;
+        assert_eq!(head, "HTTP/1.1 200");
+        following.push(peer);
+    }
+    assert_eq!(follow().await.1, "HTTP/1.1 503");
+    drop(following.pop());
+    let until = Instant::now() + Duration::from_secs(10);
+    while follow().await.1 != "HTTP/1.1 200" {
+        assert!(Instant::now() < until, "a place that was left is not given again");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

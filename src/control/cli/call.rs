@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
-use http::{Method, Request, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -176,11 +177,50 @@ impl Door {
     /// Sends the call and waits for its whole answer. The token goes over TCP only: the socket needs none.
     pub(super) async fn ask(self, call: &Call, token: Option<&Secret>) -> Result<Answer, Failure> {
         let from = self.to_string();
+        let whole = async {
+            let answer = self.send(call, token, None).await?;
+            let now = answer.headers().get(&admin::NOW);
+            let now = now.and_then(|now| now.to_str().ok()?.parse().ok()).map_or_else(this_clock, StoreTime);
+            let status = answer.status();
+            let collected = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
+            let body = collected.map_err(|cause| broke(&from, &*cause))?.to_bytes();
+            Ok(Answer { status, now, body })
+        };
+        match timeout(call.bound, whole).await {
+            Ok(answer) => answer,
+            Err(_) => Err(silent(&from, call.bound)),
+        }
+    }
+
+    /// Sends the call and waits for its answer's head: the body is a stream of events, behind `last`.
+    pub(super) async fn open(
+        self,
+        call: &Call,
+        token: Option<&Secret>,
+        last: Option<&str>,
+    ) -> Result<(StatusCode, Incoming), Failure> {
+        let from = self.to_string();
+        match timeout(call.bound, self.send(call, token, last)).await {
+            Ok(answer) => answer.map(|answer| (answer.status(), answer.into_body())),
+            Err(_) => Err(silent(&from, call.bound)),
+        }
+    }
+
+    async fn send(
+        self,
+        call: &Call,
+        token: Option<&Secret>,
+        last: Option<&str>,
+    ) -> Result<Response<Incoming>, Failure> {
+        let from = self.to_string();
         let mut request = Request::builder().method(call.method.clone()).uri(call.path.as_str());
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
+        }
         let answer = match self {
             Self::Unix(stream, _) => {
                 request = request.header(header::HOST, "localhost");
-                timeout(call.bound, exchange(stream, request.body(Empty::new()))).await
+                exchange(stream, request.body(Empty::new())).await
             }
             Self::Tcp(stream, at) => {
                 request = request.header(header::HOST, at);
@@ -192,16 +232,20 @@ impl Door {
                     value.set_sensitive(true);
                     request = request.header(header::AUTHORIZATION, value);
                 }
-                timeout(call.bound, exchange(stream, request.body(Empty::new()))).await
+                exchange(stream, request.body(Empty::new())).await
             }
         };
-        let cause = match answer {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(cause)) => cause.to_string(),
-            Err(_) => format!("connected, but no answer within {:?}", call.bound),
-        };
-        Err(Failure::Unreachable(vec![Tried { at: from, cause }]))
+        answer.map_err(|cause| broke(&from, &*cause))
     }
+}
+
+fn broke(from: &str, cause: &(dyn std::error::Error + Send + Sync)) -> Failure {
+    Failure::Unreachable(vec![Tried { at: from.to_owned(), cause: cause.to_string() }])
+}
+
+fn silent(from: &str, bound: Duration) -> Failure {
+    let cause = format!("connected, but no answer within {bound:?}");
+    Failure::Unreachable(vec![Tried { at: from.to_owned(), cause }])
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -209,14 +253,10 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: http::Result<Request<Empty<Bytes>>>,
-) -> Result<Answer, AnyError> {
+) -> Result<Response<Incoming>, AnyError> {
     let (mut send, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection); // its failure shows in the answer
-    let answer = send.send_request(request?).await?;
-    let (status, now) = (answer.status(), answer.headers().get(&admin::NOW));
-    let now = now.and_then(|now| now.to_str().ok()?.parse().ok()).map_or_else(this_clock, StoreTime);
-    let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await?.to_bytes();
-    Ok(Answer { status, now, body })
+    Ok(send.send_request(request?).await?)
 }
 
 fn this_clock() -> StoreTime {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::KeyPath;
-use crate::control::admin::{AppSeen, CheckResult, LeaseSeen, PoolView, Status};
+use crate::control::admin::{AppSeen, CheckResult, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen};
 use crate::store::{CooldownView, KeyView, StoreTime};
 
 /// Leases that `status` shows; the list shows all.
@@ -36,13 +36,58 @@ pub(super) fn status(status: &Status, now: StoreTime) -> String {
         let _ = writeln!(page, "\npools, keys and leases are not known while the store does not answer");
         return page;
     }
+    let ranking = status.ranking.as_ref().map(ranking).unwrap_or_default();
     let few = &status.leases[..status.leases.len().min(FEW)];
     page = format!("{page}\n{}\n{}\n{}", pools(&status.pools), keys(&status.keys, now), leases(few, now));
     let more = status.leases.len() - few.len();
     if more > 0 {
         let _ = writeln!(page, "and {more} more: lessor leases list");
     }
-    page
+    page + &ranking
+}
+
+/// Why keys are ranked as they are, below the weights of the terms.
+fn ranking(ranking: &RankingSeen) -> String {
+    let numbers = |terms: &TermsSeen| {
+        let TermsSeen { capacity, idle, success, error, rate_limit, cooldown, freshness } = *terms;
+        [capacity, idle, success, -error, -rate_limit, -cooldown, -freshness].map(|number| {
+            // No negative nothing.
+            if number == 0.0 { "0.00".into() } else { format!("{number:.2}") }
+        })
+    };
+    let row = |first: String, score: String, terms: &TermsSeen, last: [String; 3]| {
+        [first, score].into_iter().chain(numbers(terms)).chain(last).collect::<Vec<_>>()
+    };
+    let none = || [String::new(), String::new(), String::new()];
+    let weights = row("weight".into(), String::new(), &ranking.weights, none());
+    let keys = ranking.keys.iter().map(|key| {
+        let first_byte = key.first_byte_ms.map(|ms| format!("{ms:.0}ms")).unwrap_or_default();
+        let rests = key.rests_ms.map(|ms| duration(Duration::from_millis(ms))).unwrap_or_default();
+        let last = [key.in_flight.to_string(), first_byte, rests];
+        row(format!("{}/{}", key.provider, key.key), format!("{:.2}", key.score), &key.terms, last)
+    });
+    let head = [
+        "KEY",
+        "SCORE",
+        "CAPACITY",
+        "IDLE",
+        "SUCCESS",
+        "ERROR",
+        "RATE LIMIT",
+        "COOLDOWN",
+        "FRESHNESS",
+        "IN FLIGHT",
+        "FIRST BYTE",
+        "RESTS",
+    ];
+    let rows = std::iter::once(weights).chain(keys).collect();
+    let only = if ranking.strategy == "weighted" { "" } else { ", which does not look at the score" };
+    format!(
+        "\nranking by {}{only}, as this sidecar sees its keys; jitter up to {:.2}\n{}",
+        plain(&ranking.strategy),
+        ranking.jitter,
+        table("keys", &head, rows)
+    )
 }
 
 fn pools(pools: &[PoolView]) -> String {
@@ -195,7 +240,7 @@ fn ago(at: StoreTime, now: StoreTime) -> String {
 }
 
 /// The two largest units; what is begun counts as whole, so that a wait is never shown as nothing.
-fn duration(time: Duration) -> String {
+pub(super) fn duration(time: Duration) -> String {
     let all = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     let (days, hours, minutes, seconds) = (all / 86_400, all / 3600 % 24, all / 60 % 60, all % 60);
     let units = [(days, 'd'), (hours, 'h'), (minutes, 'm'), (seconds, 's')];
@@ -209,6 +254,7 @@ fn duration(time: Duration) -> String {
 #[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
     use super::*;
+    use crate::control::admin::RankSeen;
     use crate::model::{GroupName, KeyId, KeyStatus, PoolName, ProviderName};
     use crate::store::EvidenceView;
 
@@ -270,5 +316,43 @@ openai/openai-a  default  rate_limited  3/8     never      rate (429 evil?[2J), 
     fn an_empty_list_says_that_it_is_empty() {
         assert_eq!(keys(&[], StoreTime(0)), "no keys\n");
         assert_eq!(leases(&[], StoreTime(0)), "no live leases\n");
+    }
+
+    #[test]
+    fn a_ranking_stands_below_its_weights_with_what_is_taken_off_as_less_than_nothing() {
+        let terms = |error: f64| TermsSeen {
+            capacity: 0.75,
+            idle: 0.0,
+            success: 1.0 - error,
+            error,
+            rate_limit: 0.0,
+            cooldown: 0.0,
+            freshness: 0.5,
+        };
+        let key = |id: &str, error, rests_ms| RankSeen {
+            provider: ProviderName::parse("openai").unwrap(),
+            key: KeyId::parse(id).unwrap(),
+            score: 1.5,
+            terms: terms(error),
+            in_flight: 2,
+            first_byte_ms: Some(312.4),
+            rests_ms,
+        };
+        let seen = RankingSeen {
+            strategy: "weighted".into(),
+            weights: TermsSeen { idle: 0.5, rate_limit: 1.0, cooldown: 1.0, freshness: 2.0, ..terms(1.0) },
+            jitter: 0.05,
+            keys: vec![key("a", 0.0, None), key("b", 0.25, Some(61_000))],
+        };
+        let expected = "
+ranking by weighted, as this sidecar sees its keys; jitter up to 0.05
+KEY       SCORE  CAPACITY  IDLE  SUCCESS  ERROR  RATE LIMIT  COOLDOWN  FRESHNESS  IN FLIGHT  FIRST BYTE  RESTS
+weight           0.75      0.50  0.00     -1.00  -1.00       -1.00     -2.00
+openai/a  1.50   0.75      0.00  1.00     0.00   0.00        0.00      -0.50      2          312ms
+openai/b  1.50   0.75      0.00  0.75     -0.25  0.00        0.00      -0.50      2          312ms       1m 1s
+";
+        assert_eq!(ranking(&seen), expected);
+        let other = RankingSeen { strategy: "fill_first".into(), keys: Vec::new(), ..seen };
+        assert!(ranking(&other).contains("ranking by fill_first, which does not look at the score"));
     }
 }

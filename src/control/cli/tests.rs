@@ -213,7 +213,8 @@ async fn without_a_socket_the_tcp_door_is_read_with_a_note_and_never_asked_for_a
             Endpoint::Tcp { at: admin.at.to_string(), named: false },
         ]
     };
-    let (door, note) = call::reach(doors(), &request(&Ask::Status), false).await.ok().unwrap();
+    let (door, note) =
+        call::reach(doors(), &request(&Ask::Status { explain: false }), false).await.ok().unwrap();
     assert_eq!(door.to_string(), format!("http://{}", admin.at));
     assert!(note.unwrap().contains("only reads"));
     let (change, _) = ask("lessor keys disable openai/openai-a");

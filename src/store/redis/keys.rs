@@ -174,6 +174,7 @@ impl Shared {
         let names = self.names.of(&provider);
         let (word, secret) = match &change {
             StatusChange::Disable => ("disable", None),
+            StatusChange::Drain => ("drain", None),
             StatusChange::Enable => ("enable", None),
             StatusChange::Clear => ("clear", None),
             StatusChange::CheckedGood(secret) => ("good", Some(*secret)),

@@ -279,6 +279,7 @@ fn facts(key: &Seen, group_caps: &HashMap<String, u32>, now: StoreTime) -> Optio
         learned: learned().filter(|learned| *learned < cap),
         group_learned: group.and_then(|group| group_caps.get(group).copied()),
         disabled: field("status") == Some("disabled"),
+        drained: field("drained").is_some(),
         in_use: u32::try_from(key.slots.len()).unwrap_or(u32::MAX),
         last_used_at: time_in(&key.row, "last_used_at_ms"),
     })

@@ -72,6 +72,8 @@ pub(in crate::store) struct Key {
     /// `None` while only a reasserted lease speaks of it.
     pub(in crate::store) settings: Option<Settings>,
     pub(in crate::store) disabled: bool,
+    /// It was disabled to be drained.
+    pub(in crate::store) drained: bool,
     pub(in crate::store) learned: Option<Learned>,
     /// Where the group is `auto`.
     pub(in crate::store) groups: Groups,
@@ -251,9 +253,10 @@ impl Ledger {
         let Some(key) = self.keys.get_mut(id) else { return false };
         let Some(settings) = &key.settings else { return false };
         match change {
-            StatusChange::Disable => key.disabled = true,
+            StatusChange::Disable => (key.disabled, key.drained) = (true, false),
+            StatusChange::Drain => (key.disabled, key.drained) = (true, true),
             StatusChange::Enable => {
-                key.disabled = false;
+                (key.disabled, key.drained) = (false, false);
                 self.rests.lift(|subject, rest| subject.is_of_key(id) && rest.is_invalid());
             }
             StatusChange::CheckedGood(secret) => {

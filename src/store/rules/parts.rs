@@ -126,7 +126,7 @@ impl Ledger {
     pub(in crate::store) fn news(&self, left: &Self) -> Vec<StoreEvent> {
         let mut news = Vec::new();
         let of_keys = |one: &Key, other: &Key| {
-            let said = |key: &Key| (key.settings.clone(), key.disabled, key.learned);
+            let said = |key: &Key| (key.settings.clone(), key.disabled, key.drained, key.learned);
             said(one) != said(other)
         };
         let keys = self.keys.len() != left.keys.len()

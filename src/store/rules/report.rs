@@ -74,6 +74,15 @@ impl Ledger {
     }
 }
 
+impl Report {
+    /// The subject that it rests, in the words of [`CooldownView::subject`](crate::store::CooldownView), and
+    /// whether that is the key itself.
+    pub fn subject(&self) -> (String, bool) {
+        let subject = blamed(self);
+        (subject.label(&self.provider), subject.is_own())
+    }
+}
+
 /// The subject a refusal rests. Where its scope names what the request does not have, the next wider
 /// one that it has counts: a group scope without a group means the key, a model scope without a model
 /// the whole subject.

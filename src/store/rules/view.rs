@@ -41,6 +41,7 @@ impl Ledger {
                 .group_in(&key.groups)
                 .and_then(|group| self.group_caps.get(group)?.cap_at(now)),
             disabled: key.disabled,
+            drained: key.drained,
             in_use: self.in_use(key, now),
             last_used_at: key.last_used_at,
         };
@@ -58,6 +59,7 @@ pub(in crate::store) struct Facts {
     pub(in crate::store) learned: Option<u32>,
     pub(in crate::store) group_learned: Option<u32>,
     pub(in crate::store) disabled: bool,
+    pub(in crate::store) drained: bool,
     pub(in crate::store) in_use: u32,
     pub(in crate::store) last_used_at: Option<StoreTime>,
 }
@@ -69,7 +71,7 @@ impl Facts {
         let status = status(self.disabled, self.fingerprint.is_some(), own, now);
         let reason = match (status, own) {
             (KeyStatus::Available | KeyStatus::Pending, _) => None,
-            (KeyStatus::Disabled, _) => Some("operator"),
+            (KeyStatus::Disabled, _) => Some(if self.drained { "drained" } else { "operator" }),
             (_, Some(rest)) if rest.by_check => Some("check"),
             (_, rest) => rest.map(|rest| rest.class.as_str()),
         };

@@ -223,7 +223,9 @@ impl<'c> Rows<'c> {
     }
 
     fn write_key(&mut self, provider: i64, name: &str, key: &Key) -> rusqlite::Result<usize> {
-        let Key { settings, disabled, learned, groups, last_used_at, seen_at, leases: _ } = key;
+        let Key { settings, disabled, drained, learned, groups, last_used_at, seen_at, leases: _ } = key;
+        // 2: to be drained; who knows only of disabled keys reads it as that.
+        let disabled = i64::from(*disabled) + i64::from(*disabled && *drained);
         let settings = settings.as_ref();
         self.set_key.execute((
             provider,
@@ -293,9 +295,11 @@ fn key_of(row: &Row<'_>) -> Result<Key, Fault> {
         (Some(cap), Some(since)) => Some(Learned { cap, since }),
         _ => None,
     };
+    let disabled: i64 = row.get(5)?;
     Ok(Key {
         settings,
-        disabled: row.get(5)?,
+        disabled: disabled != 0,
+        drained: disabled == 2,
         learned,
         groups: row.get::<_, Option<String>>(10)?.as_deref().map(parse_groups).unwrap_or_default(),
         last_used_at: time(row.get(8)?),

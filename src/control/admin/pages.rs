@@ -1,0 +1,199 @@
+//! The pages that only show: health, metrics, and what there is.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::future::join_all;
+use http::{HeaderValue, StatusCode, header};
+use serde::{Deserialize, Serialize};
+
+use super::answers::{ERROR, Refusal};
+use super::seen::{LeaseSeen, PoolView, Status, StoreSeen};
+use super::{AdminState, Answered, Asked, CALL, PROBE, bounded, socket_path};
+use crate::control::environment::Served;
+use crate::model::{KeyStatus, PoolName, ProviderName};
+use crate::store::{Snapshot, StoreError};
+
+/// Why not to send work here; an empty list is ready.
+#[derive(Serialize)]
+struct Ready {
+    ready: bool,
+    reasons: Vec<String>,
+}
+
+pub(super) async fn readyz(State(state): Asked) -> Response {
+    let reasons = state.reasons().await;
+    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    state.json(status, &Ready { ready: reasons.is_empty(), reasons })
+}
+
+pub(super) async fn metrics(State(state): Asked) -> Response {
+    // A store that is down must not blind whoever watches: then the page has what was last known.
+    let seen = state.snapshots(PROBE).await;
+    state.metrics.store_up(seen.is_ok());
+    for key in seen.iter().flat_map(BTreeMap::values).flat_map(|seen| &seen.keys) {
+        state.metrics.key_status(&key.provider, &key.id, key.status);
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], state.metrics.encode()).into_response()
+}
+
+#[derive(Deserialize)]
+pub(super) struct Wanted {
+    /// Whether to say why keys are ranked as they are.
+    explain: Option<bool>,
+}
+
+pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) -> Answered {
+    let (seen, reasons) = tokio::join!(state.snapshots(CALL), state.reasons());
+    let (seen, error) = match seen {
+        Ok(seen) => (seen, None),
+        Err(cause) => (BTreeMap::new(), Some(cause)),
+    };
+    let page = Status {
+        version: state.version.into(),
+        uptime_seconds: state.started.elapsed().as_secs(),
+        ready: reasons.is_empty(),
+        reasons,
+        draining: state.draining.load(Ordering::Relaxed),
+        config: state.config.load().origin.clone(),
+        store: StoreSeen {
+            kind: state.store.kind().into(),
+            url: state.config.load().store.url.to_string(),
+            up: error.is_none(),
+            error: error.as_ref().map(ToString::to_string),
+        },
+        owner: state.owner.clone(),
+        proxy: state.proxy_addresses.iter().map(ToString::to_string).collect(),
+        live: state.hands.live(),
+        waiting: state.hands.waiting(),
+        pools: state.pools(&seen),
+        keys: seen.values().flat_map(|seen| seen.keys.clone()).collect(),
+        leases: state.leases(&seen),
+        ranking: wanted.explain.unwrap_or(false).then(|| state.hands.ranking()),
+    };
+    let Some(cause) = error else { return Ok(state.json(StatusCode::OK, &page)) };
+    // The shape of every other refusal, and beside it what is known without the store.
+    let refusal = Refusal::from(cause);
+    let mut answer = state.json(refusal.status, &Down { error: refusal.error(), page: &page });
+    answer.headers_mut().insert(ERROR, HeaderValue::from_static(refusal.code));
+    Ok(answer)
+}
+
+/// A status without what only the store knows.
+#[derive(Serialize)]
+struct Down<'a> {
+    error: serde_json::Value,
+    #[serde(flatten)]
+    page: &'a Status,
+}
+
+pub(super) async fn pools(State(state): Asked) -> Answered {
+    let seen = state.snapshots(CALL).await?;
+    Ok(state.json(StatusCode::OK, &serde_json::json!({ "pools": state.pools(&seen) })))
+}
+
+pub(super) async fn keys(State(state): Asked) -> Answered {
+    let seen = state.snapshots(CALL).await?;
+    let keys: Vec<_> = seen.values().flat_map(|seen| &seen.keys).collect();
+    Ok(state.json(StatusCode::OK, &serde_json::json!({ "keys": keys })))
+}
+
+pub(super) async fn leases(State(state): Asked) -> Answered {
+    let seen = state.snapshots(CALL).await?;
+    Ok(state.json(StatusCode::OK, &serde_json::json!({ "leases": state.leases(&seen) })))
+}
+
+pub(super) async fn ca(State(state): Asked) -> Answered {
+    let seen = state.hands.ca().ok_or_else(|| {
+        let message = "there is no local CA: proxy.intercept is false".into();
+        Refusal::new(StatusCode::NOT_FOUND, "no_ca", message)
+    })?;
+    Ok(state.json(StatusCode::OK, &seen))
+}
+
+/// What a child must know of this sidecar: asks no store, so that a child starts while that is away.
+pub(super) async fn environment(State(state): Asked) -> Response {
+    let socket = state.proxy_addresses.first().map(socket_path);
+    state.json(StatusCode::OK, &Served::new(&state.config.load(), &state.proxy_addresses, socket.as_deref()))
+}
+
+impl AdminState {
+    /// Why not to send work here. A key that only rests comes back by itself and does not count
+    /// against it: taking the pod out of service would not bring it back sooner.
+    async fn reasons(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.draining.load(Ordering::Relaxed) {
+            reasons.push("shutting_down: open streams are being finished".into());
+        }
+        let looked = async {
+            self.store.ping().await?;
+            self.snapshots(PROBE).await
+        };
+        match bounded(PROBE, looked).await {
+            Err(cause) => reasons.push(format!("store_unavailable: {cause}")),
+            Ok(seen) => reasons.extend(self.no_key_reason(&seen)),
+        }
+        reasons
+    }
+
+    fn no_key_reason(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Option<String> {
+        let config = self.config.load();
+        if config.keys.is_empty() {
+            return Some("key_unavailable: no key is configured".into());
+        }
+        let mut refused = Vec::new();
+        for key in &config.keys {
+            let view = seen.get(&key.provider).and_then(|seen| seen.keys.iter().find(|it| it.id == key.id));
+            let status = view.map_or(KeyStatus::Pending, |view| view.status);
+            if !matches!(status, KeyStatus::Invalid | KeyStatus::Disabled | KeyStatus::Pending) {
+                return None;
+            }
+            refused.push(format!("{}/{} is {}", key.provider, key.id, status.as_str()));
+        }
+        let more = refused.len().saturating_sub(8);
+        refused.truncate(8);
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        Some(format!("key_unavailable: no key is usable: {}{more}", refused.join(", ")))
+    }
+
+    /// All providers' keys and leases, or the first failure.
+    async fn snapshots(&self, bound: Duration) -> Result<BTreeMap<ProviderName, Snapshot>, StoreError> {
+        let config = self.config.load_full();
+        let asked = config.providers.keys().map(|provider| async move {
+            let seen = bounded(bound, self.store.snapshot(provider.clone())).await?;
+            Ok((provider.clone(), seen))
+        });
+        join_all(asked).await.into_iter().collect()
+    }
+
+    fn pools(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<PoolView> {
+        let config = self.config.load();
+        let mut pools: BTreeMap<(&ProviderName, &PoolName), PoolView> = BTreeMap::new();
+        for key in seen.values().flat_map(|seen| &seen.keys) {
+            let pool = pools.entry((&key.provider, &key.pool)).or_insert_with(|| PoolView {
+                provider: key.provider.clone(),
+                pool: key.pool.clone(),
+                fallback: config.pools.get(&key.pool).cloned().unwrap_or_default(),
+                keys: 0,
+                available: 0,
+                in_use: 0,
+                max_concurrent_uses: 0,
+            });
+            pool.keys += 1;
+            pool.available += usize::from(key.status == KeyStatus::Available);
+            pool.in_use = pool.in_use.saturating_add(key.in_use);
+            pool.max_concurrent_uses = pool.max_concurrent_uses.saturating_add(key.max_concurrent_uses);
+        }
+        pools.into_values().collect()
+    }
+
+    /// All live leases, and which are this sidecar's own.
+    fn leases(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<LeaseSeen> {
+        let all = seen.values().flat_map(|seen| seen.leases.iter().cloned());
+        all.map(|lease| LeaseSeen { own: lease.owner == self.owner, lease }).collect()
+    }
+}

@@ -1,0 +1,355 @@
+//! What this process has seen of a key, in atomics: written at the end of each use, read at each choice, and
+//! never waited for.
+//!
+//! A race between two writers costs one sample of an average at most; what is counted exactly (uses under
+//! way) is an atomic of its own. Times are µs since the ring's birth.
+
+use arc_swap::ArcSwapOption;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+
+use super::rank::Row;
+use crate::model::{Class, GroupName, ModelName};
+
+/// What was seen counts half after this long. A few minutes: shorter forgets a key that fails once in a while,
+/// longer punishes one that was mended.
+const HALF_LIFE: Duration = Duration::from_mins(2);
+/// A first byte seen longer ago than this tells nothing about now.
+const STALE: Duration = Duration::from_mins(10);
+/// What one sample moves the mean of first bytes by: an eighth of the way.
+const SAMPLE: f32 = 0.125;
+/// Models of one key whose rests are remembered. Callers name models, so there must be a bound; past it the
+/// rest that ends first goes, which costs a try.
+const MODELS: usize = 16;
+/// The resolution of stored times, in µs: 32 bits of it last for 13 years.
+const TICK_US: u64 = 100_000;
+
+/// How a use of a key ended, as far as the order of keys depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The key did what it should.
+    Well,
+    /// It did not.
+    Badly,
+    /// It met a limit.
+    Limited,
+    /// Nothing was learned of the key.
+    Untold,
+}
+
+impl Ended {
+    /// What an answer of this class says.
+    pub fn of(class: Class) -> Self {
+        match class {
+            // A caller's mistake was answered as such: the key was taken.
+            Class::Success | Class::Caller => Self::Well,
+            Class::Rate | Class::Quota | Class::Concurrency => Self::Limited,
+            Class::Invalid | Class::Access | Class::Region | Class::Network => Self::Badly,
+            Class::Overloaded | Class::Cancelled => Self::Untold,
+        }
+    }
+}
+
+/// What is known of one key. It outlives a change of the key's settings.
+#[derive(Debug, Default)]
+pub(super) struct KeyState {
+    pub(super) off: AtomicBool,
+    in_flight: AtomicU32,
+    /// When it was last lent, plus one; 0: never.
+    lent: AtomicU64,
+    /// When it was last ranked first, plus one; 0: never.
+    chosen: AtomicU64,
+    turn: AtomicU64,
+    served: Fading,
+    failed: Fading,
+    limited: Fading,
+    first_byte: Mean,
+    rests: Rests,
+    /// Where its group is `auto`: what answers have named.
+    pub(super) group: ArcSwapOption<GroupName>,
+}
+
+impl KeyState {
+    pub(super) fn is_on(&self) -> bool {
+        !self.off.load(Ordering::Relaxed)
+    }
+
+    /// A use begins. The store lent it, so whatever was known to rest does not.
+    pub(super) fn lent(&self, model: Option<&ModelName>, now: u64) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.lent.store(now + 1, Ordering::Relaxed);
+        self.rests.are_over(model, now);
+    }
+
+    /// A use has ended.
+    pub(super) fn returned(&self, ended: Ended, first_byte: Option<Duration>, now: u64) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        match ended {
+            Ended::Well => self.served.add(now),
+            Ended::Badly => self.failed.add(now),
+            Ended::Limited => self.limited.add(now),
+            Ended::Untold => {}
+        }
+        if let Some(first_byte) = first_byte.filter(|_| ended == Ended::Well) {
+            self.first_byte.add(first_byte, now);
+        }
+    }
+
+    /// It is the one to be tried first.
+    pub(super) fn chosen(&self, turn: u64, now: u64) {
+        self.chosen.store(now + 1, Ordering::Relaxed);
+        self.turn.store(turn, Ordering::Relaxed);
+    }
+
+    /// It is known to rest until then, for this model or for all.
+    pub(super) fn rests_until(&self, model: Option<&ModelName>, until: u64) {
+        self.rests.note(model, until);
+    }
+
+    /// What was known to rest may be lent again.
+    pub(super) fn forget_rests(&self) {
+        self.rests.forget();
+    }
+
+    /// The mean time to the first byte, in ms; 0: not known.
+    pub(super) fn first_byte_ms(&self, now: u64) -> f32 {
+        self.first_byte.at(now)
+    }
+
+    /// All of it as numbers.
+    pub(super) fn row(&self, at: usize, pool: usize, cap: u32, model: Option<&ModelName>, now: u64) -> Row {
+        let since = |time: &AtomicU64| {
+            time.load(Ordering::Relaxed).checked_sub(1).map(|time| now.saturating_sub(time))
+        };
+        let (failed, limited) = (self.failed.at(now), self.limited.at(now));
+        Row {
+            at,
+            pool,
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            cap,
+            idle_us: since(&self.lent),
+            fresh_us: since(&self.chosen),
+            turn: self.turn.load(Ordering::Relaxed),
+            rest_us: self.rests.until(model, now).saturating_sub(now),
+            served: self.served.at(now),
+            failed,
+            limited,
+            first_byte_ms: self.first_byte.at(now),
+        }
+    }
+}
+
+/// A number and when it was true, in one atomic.
+#[derive(Debug, Default)]
+struct Stamped(AtomicU64);
+
+impl Stamped {
+    /// The number, and its age in µs.
+    fn load(&self, now: u64) -> (f32, u64) {
+        Self::unpack(self.0.load(Ordering::Relaxed), now)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // two halves of 32 bits
+    fn unpack(packed: u64, now: u64) -> (f32, u64) {
+        let at = u64::from(packed as u32) * TICK_US;
+        (f32::from_bits((packed >> 32) as u32), now.saturating_sub(at))
+    }
+
+    fn update(&self, now: u64, change: impl Fn(f32, u64) -> f32) {
+        let tick = u32::try_from(now / TICK_US).unwrap_or(u32::MAX);
+        // Who comes second sees what the first wrote: no count is lost.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |packed| {
+            let (value, age) = Self::unpack(packed, now);
+            Some(u64::from(change(value, age).to_bits()) << 32 | u64::from(tick))
+        });
+    }
+}
+
+/// A count that halves with each [`HALF_LIFE`].
+#[derive(Debug, Default)]
+struct Fading(Stamped);
+
+impl Fading {
+    fn add(&self, now: u64) {
+        self.0.update(now, |count, age| faded(count, age) + 1.0);
+    }
+
+    fn at(&self, now: u64) -> f32 {
+        match self.0.load(now) {
+            // Most keys never fail.
+            (0.0, _) => 0.0,
+            (count, age) => faded(count, age),
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // a share of a half-life
+fn faded(count: f32, age: u64) -> f32 {
+    // Below a tick nothing has faded that could be told.
+    if age < 2 * TICK_US { count } else { count * (-(age as f32) / HALF_LIFE.as_micros() as f32).exp2() }
+}
+
+/// A running mean that is forgotten when nothing more comes.
+#[derive(Debug, Default)]
+struct Mean(Stamped);
+
+impl Mean {
+    fn add(&self, sample: Duration, now: u64) {
+        let sample = (sample.as_secs_f32() * 1e3).max(f32::MIN_POSITIVE);
+        self.0.update(now, |mean, age| {
+            if mean == 0.0 || Self::is_stale(age) { sample } else { mean + (sample - mean) * SAMPLE }
+        });
+    }
+
+    /// In ms; 0: not known.
+    fn at(&self, now: u64) -> f32 {
+        let (mean, age) = self.0.load(now);
+        if Self::is_stale(age) { 0.0 } else { mean }
+    }
+
+    fn is_stale(age: u64) -> bool {
+        u128::from(age) > STALE.as_micros()
+    }
+}
+
+/// Until when a key is known to rest: for every model, and for some.
+#[derive(Debug, Default)]
+struct Rests {
+    all: AtomicU64,
+    models: ArcSwap<Vec<(ModelName, u64)>>,
+    /// The latest end in `models`, so that a choice looks into the list only where something rests.
+    latest: AtomicU64,
+}
+
+impl Rests {
+    fn until(&self, model: Option<&ModelName>, now: u64) -> u64 {
+        let all = self.all.load(Ordering::Relaxed);
+        let Some(model) = model.filter(|_| self.latest.load(Ordering::Relaxed) > now) else { return all };
+        let models = self.models.load();
+        all.max(models.iter().find(|(name, _)| name == model).map_or(0, |(_, until)| *until))
+    }
+
+    fn note(&self, model: Option<&ModelName>, until: u64) {
+        let Some(model) = model else {
+            self.all.fetch_max(until, Ordering::Relaxed);
+            return;
+        };
+        self.models.rcu(|models| {
+            let before = models.iter().find(|(name, _)| name == model).map_or(0, |(_, until)| *until);
+            let mut others: Vec<_> = models.iter().filter(|(name, _)| name != model).cloned().collect();
+            if others.len() >= MODELS {
+                others.sort_unstable_by_key(|(_, until)| *until);
+                others.remove(0);
+            }
+            others.push((model.clone(), until.max(before)));
+            others
+        });
+        self.latest.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// A key was lent for this model.
+    fn are_over(&self, model: Option<&ModelName>, now: u64) {
+        self.all.store(0, Ordering::Relaxed);
+        if let Some(model) = model.filter(|_| self.latest.load(Ordering::Relaxed) > now) {
+            self.models
+                .rcu(|models| models.iter().filter(|(name, _)| name != model).cloned().collect::<Vec<_>>());
+        }
+    }
+
+    fn forget(&self) {
+        self.all.store(0, Ordering::Relaxed);
+        if self.latest.swap(0, Ordering::Relaxed) > 0 {
+            self.models.store(std::sync::Arc::default());
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::float_cmp)] // a test that fails may panic; numbers that a float has exactly
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn model(name: &str) -> ModelName {
+        ModelName::new(name).unwrap()
+    }
+
+    #[test]
+    fn what_was_seen_counts_half_after_each_half_life_and_no_count_is_lost_on_the_way() {
+        let state = KeyState::default();
+        for _ in 0..8 {
+            state.lent(None, 0);
+            state.returned(Ended::Badly, None, 0);
+        }
+        let half = u64::try_from(HALF_LIFE.as_micros()).unwrap();
+        for (halves, left) in [(0, 8.0), (1, 4.0), (2, 2.0), (20, 0.0)] {
+            let failed = state.row(0, 0, 8, None, halves * half).failed;
+            assert!((failed - left).abs() < 0.01, "{failed} after {halves}, {left} was expected");
+        }
+        state.returned(Ended::Badly, None, half);
+        assert!((state.row(0, 0, 8, None, half).failed - 5.0).abs() < 0.01, "four of before, and one");
+    }
+
+    #[test]
+    fn uses_that_end_at_once_on_many_threads_are_all_counted() {
+        let state = KeyState::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        state.lent(None, 5);
+                        state.returned(Ended::Well, Some(Duration::from_millis(20)), 5);
+                    }
+                });
+            }
+        });
+        let row = state.row(0, 0, 8, None, 5);
+        assert_eq!((row.in_flight, row.served, row.first_byte_ms), (0, 4000.0, 20.0));
+    }
+
+    #[test]
+    fn a_first_byte_is_a_running_mean_that_is_forgotten_in_time_and_never_learned_from_a_failure() {
+        let state = KeyState::default();
+        assert_eq!(state.first_byte_ms(0), 0.0, "nothing is known");
+        let took = |ms, ended| state.returned(ended, Some(Duration::from_millis(ms)), SECOND);
+        (0..4).for_each(|_| state.lent(None, 0));
+        took(100, Ended::Well);
+        took(900, Ended::Well);
+        assert_eq!(state.first_byte_ms(SECOND), 200.0);
+        took(1, Ended::Badly);
+        assert_eq!(state.first_byte_ms(SECOND), 200.0);
+        assert_eq!(state.first_byte_ms(SECOND * 700), 0.0, "that was long ago");
+    }
+
+    #[test]
+    fn a_rest_is_known_for_its_model_or_for_all_until_it_is_over_or_the_key_is_lent() {
+        let state = KeyState::default();
+        let (a, b) = (model("a"), model("b"));
+        let left = |model, now| state.row(0, 0, 8, model, now).rest_us;
+        state.rests_until(Some(&a), 10);
+        assert_eq!((left(Some(&a), 4), left(Some(&b), 4), left(None, 4)), (6, 0, 0));
+        state.rests_until(None, 8);
+        assert_eq!((left(Some(&a), 4), left(Some(&b), 4), left(None, 4)), (6, 4, 4));
+        state.rests_until(Some(&a), 7);
+        assert_eq!(left(Some(&a), 4), 6, "the longer one counts");
+        assert_eq!((left(Some(&a), 10), left(None, 8)), (0, 0), "it is back");
+        state.lent(Some(&a), 4);
+        assert_eq!((left(Some(&a), 4), left(None, 4)), (0, 0), "the store lent it");
+        state.rests_until(Some(&b), 10);
+        state.forget_rests();
+        assert_eq!(left(Some(&b), 4), 0);
+    }
+
+    #[test]
+    fn rests_of_made_up_models_take_no_more_than_their_bound() {
+        let state = KeyState::default();
+        for nth in 0..100 {
+            state.rests_until(Some(&model(&format!("m{nth}"))), 1000 + nth);
+        }
+        assert_eq!(state.rests.models.load().len(), MODELS);
+        assert_eq!(state.row(0, 0, 8, Some(&model("m99")), 0).rest_us, 1099, "the latest are kept");
+    }
+}
