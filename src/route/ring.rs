@@ -58,7 +58,7 @@ pub struct RingKey {
     /// Its settings and secret.
     pub config: KeyConfig,
     /// Its secret's fingerprint under the store's salt.
-    fingerprint: ArcSwap<Fingerprint>,
+    fingerprint: ArcSwap<Option<Fingerprint>>,
     state: Arc<KeyState>,
 }
 
@@ -197,7 +197,7 @@ impl Ring {
         }
         self.salt.store(Arc::new(Salt(*salt)));
         for key in self.all().iter().flat_map(|keys| &keys.keys) {
-            key.fingerprint.store(Arc::new(Fingerprint::of(&key.config.secret, salt)));
+            key.fingerprint.store(Arc::new(fingerprint_of(&key.config, salt)));
         }
     }
 
@@ -217,6 +217,10 @@ impl Ring {
     }
 }
 
+fn fingerprint_of(key: &KeyConfig, salt: &[u8; 32]) -> Option<Fingerprint> {
+    key.secret.as_ref().map(|secret| Fingerprint::of(secret, salt))
+}
+
 impl RingKey {
     /// `before` is what was known under its id.
     fn new(config: &KeyConfig, salt: &[u8; 32], before: Option<&Self>) -> Self {
@@ -225,12 +229,12 @@ impl RingKey {
         if before.is_none_or(|before| before.config.disabled != config.disabled) {
             state.off.store(config.disabled, Ordering::Relaxed);
         }
-        let fingerprint = ArcSwap::from_pointee(Fingerprint::of(&config.secret, salt));
+        let fingerprint = ArcSwap::from_pointee(fingerprint_of(config, salt));
         Self { fingerprint, state, config: config.clone() }
     }
 
-    /// Its secret's fingerprint.
-    pub fn fingerprint(&self) -> Fingerprint {
+    /// Its secret's fingerprint; `None` while it has no secret.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
         **self.fingerprint.load()
     }
 
@@ -241,7 +245,7 @@ impl RingKey {
             pool: self.config.pool.clone(),
             group: self.config.group.clone(),
             max_concurrent_uses: self.config.max_concurrent_uses,
-            fingerprint: Some(self.fingerprint()),
+            fingerprint: self.fingerprint(),
         }
     }
 
@@ -319,7 +323,7 @@ impl ProviderKeys {
     }
 
     /// Candidates in the order in which the store shall try them: pools in order, within a pool by the
-    /// strategy. Keys switched off here are left out, unless all are.
+    /// strategy. Keys switched off here are left out, unless all are; keys without a secret in any case.
     pub fn rank(&self, fitting: &Fitting) -> Vec<Candidate> {
         let mut order: Vec<(usize, usize, f64)> =
             fitting.members.iter().map(|(at, pool)| (*at, *pool, 0.0)).collect();
@@ -333,7 +337,7 @@ impl ProviderKeys {
             *cost = self.cost(*at, turn, now);
         }
         order.sort_by(|a, b| a.1.cmp(&b.1).then(a.2.total_cmp(&b.2)));
-        order.into_iter().map(|(at, ..)| self.candidate(at)).collect()
+        order.into_iter().filter_map(|(at, ..)| self.candidate(at)).collect()
     }
 
     /// Lower is better.
@@ -370,14 +374,15 @@ impl ProviderKeys {
         !self.keys[at].state.off.load(Ordering::Relaxed)
     }
 
-    fn candidate(&self, at: usize) -> Candidate {
+    /// `None` for a key whose secret could not be had yet.
+    fn candidate(&self, at: usize) -> Option<Candidate> {
         let key = &self.keys[at];
-        Candidate {
+        Some(Candidate {
             key: key.config.id.clone(),
             pool: key.config.pool.clone(),
             group: key.group(),
-            fingerprint: key.fingerprint(),
-        }
+            fingerprint: key.fingerprint()?,
+        })
     }
 
     /// One key by id.
@@ -388,8 +393,9 @@ impl ProviderKeys {
     /// Whether a key that the store just lent, with the secret of this fingerprint, may be used: not switched
     /// off, removed or given another secret here meanwhile.
     pub fn confirm(&self, id: &KeyId, fingerprint: Fingerprint) -> bool {
-        self.key(id)
-            .is_some_and(|key| !key.state.off.load(Ordering::Relaxed) && key.fingerprint() == fingerprint)
+        self.key(id).is_some_and(|key| {
+            !key.state.off.load(Ordering::Relaxed) && key.fingerprint() == Some(fingerprint)
+        })
     }
 
     /// A person switched the key on or off.
