@@ -2,14 +2,12 @@
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use lessor::config::{self, Config, ConfigError, Listen};
+use lessor::config::{self, Config, ConfigError, ConfigSource, Listen, Loader};
 use lessor::control::cli::{self, Cli, Command, Exit, Options};
 use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
 use lessor::explain::{self, Answer};
-use lessor::reload::Load;
 use lessor::{logs, process, run};
 
 fn main() -> ExitCode {
@@ -23,7 +21,7 @@ fn main() -> ExitCode {
     match &cli.command {
         Command::Exec(what) => with_runtime(false, cli::served(&cli.options, listen))
             .map_or(Exit::Failed.into(), |found| {
-                exec::exec(what, &cli.options, found, || settings(&cli.options))
+                exec::exec(what, &cli.options, found, || loader(&cli.options).load_without_commands())
             }),
         Command::Env(what) => with_runtime(false, cli::served(&cli.options, listen))
             .map_or(Exit::Failed.into(), |found| exec::env(what, &cli.options, found)),
@@ -33,8 +31,8 @@ fn main() -> ExitCode {
         }
         Command::Companion(what) => exec::step_apart(*what, &cli.options),
         Command::Doctor(what) => {
-            let examined =
-                doctor::doctor(what, &cli.options, listen, || settings(&cli.options), run::doctors_tools());
+            let settings = async || checked(&cli.options).await;
+            let examined = doctor::doctor(what, &cli.options, listen, settings, run::doctors_tools());
             with_runtime(false, examined).unwrap_or(Exit::Failed.into())
         }
         Command::Version => cli::version(&cli.options),
@@ -56,24 +54,20 @@ fn listen(file: &std::path::Path) -> Result<Listen, String> {
 }
 
 /// The settings: of the file that was named, else of the environment.
-fn settings(options: &Options) -> Result<Config, ConfigError> {
-    let mut config = match options.config() {
-        Some(path) => config::load_file(path)?,
-        None => config::from_environment(&|name| std::env::var(name).ok())?,
-    };
-    if config.keys.is_empty() {
-        config
-            .warnings
-            .push("there is no key: every request to a provider will be refused; add [[keys]]".into());
-    }
+fn loader(options: &Options) -> Loader {
+    let named = options.config().map(|path| ConfigSource::File(path.to_owned()));
+    Loader::new(named.unwrap_or(ConfigSource::Environment))
+}
+
+/// The same for who only looks: a key without a secret is a warning.
+async fn checked(options: &Options) -> Result<Config, ConfigError> {
+    let mut loader = loader(options);
+    let mut config = loader.load().await?;
+    config.warnings.extend(loader.pending());
     Ok(config)
 }
 
 fn serve(cli: &Cli, left: &[String]) -> ExitCode {
-    let config = match settings(&cli.options) {
-        Ok(config) => config,
-        Err(error) => return refuse(&error.to_string(), Exit::Usage),
-    };
     let json = cli.options.json || !std::io::stderr().is_terminal();
     // Held to the end: dropping it writes what is still queued.
     let companion = match cli.command {
@@ -85,21 +79,27 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
     for line in left {
         tracing::warn!("{line}");
     }
-    let options = cli.options.clone();
-    let load: Load = Arc::new(move || settings(&options));
-    let ended = match companion {
-        Some(of) => with_runtime(true, run::accompany(config, load, of)),
-        None => with_runtime(true, run::run(config, load, !json)),
+    let work = async {
+        let mut loader = loader(&cli.options);
+        let config = match loader.load().await {
+            Ok(config) => config,
+            Err(error) => return refuse(&error.to_string(), Exit::Usage),
+        };
+        let ended = match companion {
+            Some(of) => run::accompany(config, loader, of).await,
+            None => run::run(config, loader, !json).await,
+        };
+        match ended {
+            Ok(()) => Exit::Ok.into(),
+            Err(error) => refuse(&format!("lessor: {}", run::with_causes(&error)), Exit::Failed),
+        }
     };
-    match ended {
-        Some(Ok(())) => Exit::Ok.into(),
-        Some(Err(error)) => refuse(&format!("lessor: {}", run::with_causes(&error)), Exit::Failed),
-        None => Exit::Failed.into(),
-    }
+    with_runtime(true, work).unwrap_or_else(|| Exit::Failed.into())
 }
 
 fn check(cli: &Cli) -> ExitCode {
-    match settings(&cli.options) {
+    let Some(settings) = with_runtime(false, checked(&cli.options)) else { return Exit::Failed.into() };
+    match settings {
         Ok(config) if cli.options.json => {
             let (keys, providers) = (config.keys.len(), config.providers.len());
             let found = serde_json::json!({

@@ -2,12 +2,14 @@
 //! is imported here, so that rooms which never import each other can still trade these values.
 
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize, Serializer};
+use zeroize::Zeroizing;
 
 /// Why a name was refused; the text says which rule it broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -159,17 +161,43 @@ pub const SHORT_SECRET: usize = 16;
 /// A key's raw value. It has no `Display` and no `Serialize`, prints as `Secret(..)`, and its memory
 /// is zeroed when the last clone goes.
 #[derive(Clone)]
-pub struct Secret(Arc<SecretString>);
+pub struct Secret(Arc<Raw>);
+
+struct Raw {
+    text: SecretString,
+    /// By name, where it has any.
+    parts: BTreeMap<String, SecretString>,
+}
 
 impl Secret {
     /// Takes ownership of the text.
     pub fn new(text: String) -> Self {
-        Self(Arc::new(SecretString::from(text)))
+        Self(Arc::new(Raw { text: SecretString::from(text), parts: BTreeMap::new() }))
+    }
+
+    /// One of several named values. As a whole it is all of them, so that it is the same secret however they
+    /// were laid out where they came from.
+    pub fn of_parts(parts: BTreeMap<String, Zeroizing<String>>) -> Self {
+        let length = parts.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+        let mut text = String::with_capacity(length);
+        for (name, value) in &parts {
+            // No value has a line end, so no two sets of parts make one text.
+            for piece in [name, "=", value, "\n"] {
+                text.push_str(piece);
+            }
+        }
+        let parts = parts.into_iter().map(|(name, mut value)| (name, std::mem::take(&mut *value).into()));
+        Self(Arc::new(Raw { parts: parts.collect(), text: text.into() }))
     }
 
     /// The raw value; only injection, masking, fingerprints and token comparison may ask for it.
     pub fn expose(&self) -> &str {
-        self.0.expose_secret()
+        self.0.text.expose_secret()
+    }
+
+    /// The raw value of one of its parts.
+    pub fn expose_part(&self, name: &str) -> Option<&str> {
+        self.0.parts.get(name).map(ExposeSecret::expose_secret)
     }
 }
 

@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::EXPECT;
 use http::request::Parts;
-use http::{Method, Request, Response, Version};
+use http::{HeaderMap, Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Config, ErrorShape, RetryOn};
+use crate::config::{Config, ErrorShape, Provider, RetryOn};
 use crate::forward::held::Held;
 use crate::forward::replay::{Budget, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
@@ -197,7 +197,7 @@ impl Rooms {
             Plan::Pass { target, app } => {
                 trace.of(&app, None);
                 let request = outgoing::for_other_host(head, target, self.routes.apps());
-                let body = self.body(body, 0);
+                let body = self.body(body, 0, None);
                 let answer =
                     self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
                 Ok(Served::Proxied(Box::new(Reply::unread(answer)), None))
@@ -221,7 +221,7 @@ impl Rooms {
         trace: &mut Trace,
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
-        let body = self.body(body, retry.max_body);
+        let body = self.body(body, retry.max_body, Some(route.provider().clone()));
         let model = match route.model_in_path() {
             Some(model) => model,
             None => read_model(route, &head, &body).await?,
@@ -283,9 +283,10 @@ impl Rooms {
         }
     }
 
-    /// A request's body, kept up to `max` bytes for another send.
-    fn body(&self, incoming: Incoming, max: usize) -> Replay {
-        Replay::new(incoming, max, &self.budget, self.config.timeouts.body_idle, outgoing::strip_trailers)
+    /// A request's body, on its way to a provider or to another host, kept up to `max` bytes for another send.
+    fn body(&self, incoming: Incoming, max: usize, to: Option<Arc<Provider>>) -> Replay {
+        let strip = move |trailers: &mut HeaderMap| outgoing::strip_trailers(trailers, to.as_deref());
+        Replay::new(incoming, max, &self.budget, self.config.timeouts.body_idle, strip)
     }
 
     /// Waits for a slot, up to the request's `until`. Meanwhile the body is read on into the replay

@@ -1,6 +1,7 @@
 //! The configuration as it changes: read anew, judged whole, and taken at once or not at all.
 //!
-//! SIGHUP asks for it, and so does a change of any file that the configuration was read from. Files are looked at
+//! SIGHUP asks for it, and so do a change of any file that the configuration was read from and a command that is due
+//! to give a secret anew; a command whose secret is the same changes nothing. Files are looked at
 //! every [`LOOK`] rather than watched: what Kubernetes swaps is a link above the file, and some file systems tell
 //! of nothing. A file that still changes is given time to settle, for half a file may well be valid.
 //!
@@ -14,9 +15,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Change, Config, ConfigError};
+use crate::config::{Change, Config, Loader};
 use crate::events::{Events, What};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
@@ -30,16 +32,13 @@ const SETTLE: Duration = Duration::from_millis(250);
 /// How often a file that goes on changing is given that time.
 const PATIENCE: usize = 20;
 
-/// Reads the configuration anew, and may block.
-pub type Load = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
-
 /// Takes a new configuration into the running process, or says why it cannot.
 pub type Take = Box<dyn Fn(&Arc<Config>) -> Result<(), String> + Send + Sync>;
 
 /// Keeps the configuration current.
 pub struct Reload {
     /// Reads it.
-    pub load: Load,
+    pub loader: Loader,
     /// What counts now, for all who ask.
     pub current: Arc<ArcSwap<Config>>,
     /// Takes another one.
@@ -55,21 +54,39 @@ pub struct Reload {
 impl Reload {
     /// The task; ends with `stop`. `hangup` is SIGHUP, `lost` is cancelled where it means that the terminal went
     /// away on which lessor was started.
-    pub async fn run(self, mut hangup: Signal, stop: CancellationToken, lost: CancellationToken) {
+    pub async fn run(mut self, mut hangup: Signal, stop: CancellationToken, lost: CancellationToken) {
         let on_terminal = std::io::stderr().is_terminal();
         let mut seen = self.stamps().await;
+        // Whether the last secret that was due could not be taken: told once, and not at every turn.
+        let mut failing = false;
         loop {
-            let asked = tokio::select! {
+            let (asked, is_due) = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                _ = hangup.recv() => true,
-                () = tokio::time::sleep(LOOK) => false,
+                _ = hangup.recv() => (true, false),
+                () = until(self.loader.next_due()) => (false, true),
+                () = tokio::time::sleep(LOOK) => (false, false),
             };
+            if asked {
+                self.loader.make_all_due();
+            }
             if asked && on_terminal && !std::io::stderr().is_terminal() {
                 lost.cancel();
                 return;
             }
             let mut now = self.stamps().await;
+            if now == seen && is_due {
+                // Commands take their time, and the end does not wait for them.
+                let again = stop.run_until_cancelled(self.rotate()).await;
+                let Some(again) = again else { return };
+                if let Err(why) = &again
+                    && !failing
+                {
+                    tracing::error!("secrets stay as they are, for the configuration cannot be taken: {why}");
+                }
+                failing = again.is_err();
+                continue;
+            }
             if now == seen && !asked {
                 continue;
             }
@@ -80,20 +97,29 @@ impl Reload {
                     break;
                 }
             }
-            self.reload().await;
+            if stop.run_until_cancelled(self.reload()).await.is_none() {
+                return;
+            }
             // The new one may have other files. One that changed since is looked at again in a moment.
             seen = if now.keys_are(&self.files()) { now } else { self.stamps().await };
         }
     }
 
-    async fn reload(&self) {
-        let load = self.load.clone();
-        let loaded = tokio::task::spawn_blocking(move || load()).await;
-        let taken = match loaded {
-            Ok(Ok(new)) => self.take(new).await,
-            Ok(Err(error)) => Err(error.to_string()),
-            // A panic's payload could be anything.
-            Err(_panic) => Err("it could not be read: a mistake of lessor's own".to_owned()),
+    /// Takes secrets that are due; nothing where they are the same.
+    async fn rotate(&mut self) -> Result<(), String> {
+        let new = self.loader.load().await.map_err(|error| error.to_string())?;
+        if self.current.load().has_secrets_of(&new) {
+            return Ok(());
+        }
+        let taken = self.take(new);
+        self.metrics.reloaded(taken.is_ok());
+        taken
+    }
+
+    async fn reload(&mut self) {
+        let taken = match self.loader.load().await {
+            Ok(new) => self.take(new),
+            Err(error) => Err(error.to_string()),
         };
         self.metrics.reloaded(taken.is_ok());
         if let Err(why) = taken {
@@ -101,7 +127,7 @@ impl Reload {
         }
     }
 
-    async fn take(&self, new: Config) -> Result<(), String> {
+    fn take(&self, new: Config) -> Result<(), String> {
         let Change { config, needs_restart, added, removed, rotated, changed, enabled, apps_removed } =
             self.current.load().followed_by(new);
         let config = Arc::new(config);
@@ -139,6 +165,14 @@ impl Reload {
         let files = self.files();
         // A file system may be slow to answer.
         tokio::task::spawn_blocking(move || Stamps::of(files)).await.unwrap_or_default()
+    }
+}
+
+/// Never where there is no time.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 

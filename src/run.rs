@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{self, Address, AppConfig, CaFiles, Config, StoreUrl};
+use crate::config::{self, Address, AppConfig, CaFiles, Config, Loader, StoreUrl};
 use crate::control::admin::{
     self, AdminState, AppSeen, CaSeen, CheckResult, Hands, RankSeen, RankingSeen, TermsSeen,
 };
@@ -37,7 +37,7 @@ use crate::metrics::Metrics;
 use crate::model::{AppName, KeyId, OwnerId, ProviderName};
 use crate::process;
 use crate::proxy::{Checks, Masks, Proxy, Rooms};
-use crate::reload::{Load, Reload};
+use crate::reload::Reload;
 use crate::route::Routes;
 use crate::route::ring::{Explained, ProviderKeys, Ring};
 use crate::scrub::Needle;
@@ -84,11 +84,11 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. `Ok` when it ended as asked. `load` reads the configuration anew.
-pub async fn run(config: Config, load: Load, on_terminal: bool) -> Result<(), RunError> {
+/// Serves until SIGTERM or SIGINT, then drains. `Ok` when it ended as asked. `loader` reads the configuration anew.
+pub async fn run(config: Config, loader: Loader, on_terminal: bool) -> Result<(), RunError> {
     let mut signals = Signals::watch()?;
     let config = Arc::new(config);
-    let running = Running::start(&config, load, &mut signals).await?;
+    let running = Running::start(&config, loader, &mut signals).await?;
     announce(&config, &running, on_terminal);
     tokio::select! {
         () = signals.next() => {}
@@ -99,7 +99,7 @@ pub async fn run(config: Config, load: Load, on_terminal: bool) -> Result<(), Ru
 }
 
 /// Serves the process `of` on free ports of loopback until it ends, then drains.
-pub async fn accompany(config: Config, load: Load, of: i32) -> Result<(), RunError> {
+pub async fn accompany(config: Config, mut loader: Loader, of: i32) -> Result<(), RunError> {
     let mut signals = Signals::watch()?;
     let end = process::end_of(of)?;
     let on_free_ports = |mut config: Config| {
@@ -108,8 +108,8 @@ pub async fn accompany(config: Config, load: Load, of: i32) -> Result<(), RunErr
         config
     };
     let config = Arc::new(on_free_ports(config));
-    let load: Load = Arc::new(move || load().map(on_free_ports));
-    let running = Running::start(&config, load, &mut signals).await?;
+    loader.adapt(on_free_ports);
+    let running = Running::start(&config, loader, &mut signals).await?;
     exec::tell(&Served::new(&config, &running.proxy, running.socket.as_deref()));
     tokio::select! {
         () = end => {}
@@ -220,7 +220,7 @@ struct Running {
 }
 
 impl Running {
-    async fn start(config: &Arc<Config>, load: Load, signals: &mut Signals) -> Result<Self, RunError> {
+    async fn start(config: &Arc<Config>, loader: Loader, signals: &mut Signals) -> Result<Self, RunError> {
         let metrics = Metrics::new();
         let store = open_store(config).await?;
         let ring = Arc::new(Ring::new(config));
@@ -296,7 +296,7 @@ impl Running {
             let take =
                 move |config: &Arc<Config>| frame.take(&taken, config).map_err(|error| with_causes(&error));
             let (current, take) = (current.clone(), Box::new(take));
-            let reload = Reload { load, current, take, fleet, events, metrics };
+            let reload = Reload { loader, current, take, fleet, events, metrics };
             admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
         }
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);

@@ -251,6 +251,88 @@ fn a_raw_key_in_the_file_is_refused_with_the_way_out_and_never_repeated() {
     assert_eq!(text, want);
 }
 
+/// What is said of a key with these fields, beside `id` and `provider`.
+fn refused_key(fields: &str) -> String {
+    refused(&format!("[[keys]]\nid = \"a\"\nprovider = \"openai\"\n{fields}\n"))
+}
+
+#[test]
+fn what_is_wrong_with_a_keys_source_kind_or_headers_is_shown_with_line_and_caret() {
+    let said = refused_key(
+        "secret = { command = [\"vault\"], timeout = \"soon\", refresh = \"10ms\", kind = \"digest\", user = \"me\" }\n\
+         headers = { Host = \"h\", authorization = \"x\", OpenAI-Project = \"\", \"no header\" = \"x\", X-A = \"1\", x-a = \"2\" }",
+    );
+    let want = r#"config/lessor.toml:4: keys[0].secret.timeout is "soon", must be a duration such as "500ms", "30s", "10m" or "1h30m"
+  4 | secret = { command = […], timeout = "soon", refresh = "10ms", kind = "digest", user = … }
+    |                                     ^^^^^^
+config/lessor.toml:4: keys[0].secret.refresh is 10ms, must be at least 1s
+  4 | secret = { command = […], timeout = "soon", refresh = "10ms", kind = "digest", user = … }
+    |                                                       ^^^^^^
+config/lessor.toml:4: keys[0].secret.kind is "digest", must be "api_key", "bearer" or "basic"
+  4 | secret = { command = […], timeout = "soon", refresh = "10ms", kind = "digest", user = … }
+    |                                                                      ^^^^^^^^
+config/lessor.toml:4: keys[0].secret.user is only for kind = "basic"
+  4 | secret = { command = […], timeout = "soon", refresh = "10ms", kind = "digest", user = … }
+    |                                                                                       ^
+config/lessor.toml:5: keys[0].headers.Host belongs to the message and not to a key: lessor sets it by itself
+  5 | headers = { Host = …, authorization = …, OpenAI-Project = …, "no header" = …, X-A = …, x-a = … }
+    |             ^^^^
+config/lessor.toml:5: keys[0].headers.authorization carries a credential; say so by `secret`, its `kind`, or the provider's `inject`
+  5 | headers = { Host = …, authorization = …, OpenAI-Project = …, "no header" = …, X-A = …, x-a = … }
+    |                       ^^^^^^^^^^^^^
+config/lessor.toml:5: keys[0].headers.OpenAI-Project is a text, must be text of printable ASCII, { env = "VARIABLE" } or { file = "/path" }
+  5 | headers = { Host = …, authorization = …, OpenAI-Project = …, "no header" = …, X-A = …, x-a = … }
+    |                                                           ^
+config/lessor.toml:5: keys[0].headers.no header is no header name
+  5 | headers = { Host = …, authorization = …, OpenAI-Project = …, "no header" = …, X-A = …, x-a = … }
+    |                                                              ^^^^^^^^^^^
+config/lessor.toml:5: keys[0].headers.x-a is there twice
+  5 | headers = { Host = …, authorization = …, OpenAI-Project = …, "no header" = …, X-A = …, x-a = … }
+    |                                                                                        ^^^"#;
+    assert_eq!(said, want);
+}
+
+#[test]
+fn a_secret_has_one_source_and_a_command_is_a_list_of_texts() {
+    let form = "must be a program and its arguments";
+    for (secret, want) in [
+        ("{}", "must be { env = \"VARIABLE\" }, { file = \"/path\" } or { command ="),
+        ("{ env = \"A\", command = [\"x\"] }", "or { command ="),
+        ("{ env = \"A\", file = \"/x\" }", "must be { env ="),
+        ("{ command = [] }", form),
+        ("{ command = \"vault read x\" }", form),
+        ("{ command = [\"\"] }", form),
+        ("{ command = [\"vault\", 1] }", form),
+        ("{ env = \"A\", timeout = \"1s\" }", "keys[0].secret.timeout is only for a command"),
+        ("{ env = \"A\", refresh = \"1h\" }", "keys[0].secret.refresh is only for a command"),
+        (
+            "{ env = \"A\", kind = \"basic\", user = \"a:b\" }",
+            "keys[0].secret.user is a text, must be a user's name",
+        ),
+        (
+            "{ env = \"OPENAI_API_KEY\", kind = \"basic\" }",
+            "the environment variable OPENAI_API_KEY is no user:password",
+        ),
+        ("{ env = \"A\", comand = [\"x\"] }", "did you mean `command`?"),
+    ] {
+        let said = refused_key(&format!("secret = {secret}"));
+        assert!(said.contains(want), "{secret}: {said}");
+        assert!(said.contains("config/lessor.toml:4: ") && said.contains('^'), "{said}");
+    }
+    // Tokens are read once, at the start.
+    let said = refused("[admin]\ntoken = { command = [\"x\"] }\n");
+    assert!(said.contains("`command` is no field of admin.token"), "{said}");
+}
+
+#[test]
+fn a_key_never_stands_in_a_query_where_its_provider_takes_it_in_a_header() {
+    let said = refused("[providers.gemini]\ninject = { query = \"key\" }\n");
+    let want = r#"config/lessor.toml:2: providers.gemini.inject.query would show the key in logs on the way; this provider takes it in `x-goog-api-key`
+  2 | inject = { query = "key" }
+    |                    ^^^^^"#;
+    assert_eq!(said, want);
+}
+
 #[test]
 fn no_message_shows_a_secret_wherever_it_was_pasted() {
     // `load` looks for the canary in what is said.
@@ -265,6 +347,17 @@ fn no_message_shows_a_secret_wherever_it_was_pasted() {
         format!("[[keys]]\nsecret = {{ file = \"{CANARY}\" }}\n"),
         format!("[[keys]]\nsecret = {{ evn = \"{CANARY}\" }}\n"),
         format!("[[keys]]\nsecret = {{ value = \"{CANARY}\" }}, x = 1\n"),
+        format!("[[keys]]\nsecret = {{ command = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nsecret = {{ command = [\"x\", \"{CANARY}\"], timeout = 0 }}\n"),
+        format!("[[keys]]\nsecret = {{ command = [\"x\", \"{CANARY}\" }}\n"),
+        format!(
+            "[[keys]]\nsecret = {{ command = [\"{CANARY}\"], timeout = \"{CANARY}\", refresh = \"sk-{CANARY}\" }}\n"
+        ),
+        format!("[[keys]]\nsecret = {{ env = \"A\", kind = \"{CANARY}\", user = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nsecret = {{ env = \"A\", kind = \"basic\", user = \"{CANARY}:x\" }}\n"),
+        format!("[[keys]]\nheaders = {{ X-A = \"{CANARY}\\n\", Host = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nheaders = {{ \"sk-{CANARY}\" = \"{CANARY}\" }}\n"),
+        format!("[[keys]]\nheaders = \"{CANARY}\"\n"),
         format!("[[keys]]\nsecert = \"{CANARY}\"\n"),
         format!("[[keys]]\nsecert = {CANARY}\n"),
         format!("[[keys]]\napi_key = \"{CANARY}\"\nid = 1\n"),
@@ -769,7 +862,7 @@ fn secret_files_are_read_from_beside_the_configuration_and_trimmed() {
         load_file(&dir.path().join("lessor.toml")).map_err(|e| e.to_string())
     };
     let config = file("./key.txt").unwrap();
-    assert_eq!(config.keys[0].secret.expose(), format!("sk-{CANARY}"));
+    assert_eq!(config.keys[0].secret.as_ref().unwrap().expose(), format!("sk-{CANARY}"));
     assert_eq!(config.keys[0].source, "file ./key.txt");
     assert!(!format!("{config:?}").contains(CANARY));
     let said = file("./empty.txt").unwrap_err();

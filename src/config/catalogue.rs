@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 
 use http::{HeaderName, header};
 
-use super::{Origin, Place, Provider, Rule, Wait};
+use super::{Origin, Place, Provider, Rule, Wait, places as places_of};
 use crate::model::ProviderName;
 
 mod compile;
@@ -17,6 +17,7 @@ mod places;
 mod reading;
 mod schema;
 
+pub(super) use places::is_framing;
 use reading::{compile_rules, compile_waits};
 pub use schema::{OneOrMany, RawCheck, RawInject, RawProvider, RawRule, RawStatus, RawUsage, RawWait};
 
@@ -75,10 +76,8 @@ pub fn host_patterns() -> Vec<(String, ProviderName)> {
 pub fn credential_headers() -> &'static [HeaderName] {
     static HEADERS: LazyLock<Vec<HeaderName>> = LazyLock::new(|| {
         let mut all = vec![header::AUTHORIZATION, header::PROXY_AUTHORIZATION];
-        for injection in builtin().values().flat_map(|p| &p.inject) {
-            if let Place::Header { name, .. } = &injection.place
-                && !all.contains(name)
-            {
+        for name in builtin().values().flat_map(|p| places_of(&p.inject)).filter_map(Place::header) {
+            if !all.contains(name) {
                 all.push(name.clone());
             }
         }
@@ -91,11 +90,9 @@ pub fn credential_headers() -> &'static [HeaderName] {
 pub fn credential_queries() -> &'static [String] {
     static QUERIES: LazyLock<Vec<String>> = LazyLock::new(|| {
         let mut all: Vec<String> = CREDENTIAL_QUERIES.map(str::to_owned).into();
-        for injection in builtin().values().flat_map(|p| &p.inject) {
-            if let Place::Query { name } = &injection.place
-                && !all.contains(name)
-            {
-                all.push(name.clone());
+        for name in builtin().values().flat_map(|p| places_of(&p.inject)).filter_map(Place::query) {
+            if !all.iter().any(|known| known == name) {
+                all.push(name.to_owned());
             }
         }
         all

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Config, KeyConfig};
-use crate::model::{AppName, KeyId, ProviderName};
+use crate::model::{AppName, KeyId, ProviderName, Secret};
 
 /// What comes of it when another configuration is read.
 #[derive(Debug)]
@@ -52,12 +52,19 @@ impl Config {
             removed: named(
                 self.keys.iter().filter(|key| new.key(&key.provider, &key.id).is_none()).collect(),
             ),
-            rotated: named(those(&|old, key| old.secret.expose() != key.secret.expose())),
+            rotated: named(those(&|old, key| !old.has_secret_of(key))),
             changed: named(those(&|old, key| !old.is_set_as(key))),
             enabled: enabled.into_iter().map(|key| (key.provider.clone(), key.id.clone())).collect(),
             apps_removed: gone.cloned().collect(),
             config: new,
         }
+    }
+
+    /// Whether every key has the secret that it has in `new`.
+    pub fn has_secrets_of(&self, new: &Self) -> bool {
+        let same =
+            |key: &KeyConfig| self.key(&key.provider, &key.id).is_some_and(|old| old.has_secret_of(key));
+        new.keys.iter().all(same)
     }
 
     fn key(&self, provider: &ProviderName, id: &KeyId) -> Option<&KeyConfig> {
@@ -80,12 +87,29 @@ impl KeyConfig {
             group,
             secret: _,
             source: _,
+            inject,
+            headers,
+            // It is made of the secrets and of `inject`.
+            hidden: _,
             max_concurrent_uses,
             models,
             disabled,
         } = self;
-        (pool, group, max_concurrent_uses, models, disabled)
-            == (&other.pool, &other.group, &other.max_concurrent_uses, &other.models, &other.disabled)
+        (pool, group, inject, headers, max_concurrent_uses, models, disabled)
+            == (
+                &other.pool,
+                &other.group,
+                &other.inject,
+                &other.headers,
+                &other.max_concurrent_uses,
+                &other.models,
+                &other.disabled,
+            )
+    }
+
+    /// Whether the secret is the same, or there is none in both.
+    fn has_secret_of(&self, other: &Self) -> bool {
+        self.secret.as_ref().map(Secret::expose) == other.secret.as_ref().map(Secret::expose)
     }
 }
 

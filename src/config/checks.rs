@@ -48,16 +48,21 @@ pub(super) fn same(a: &Secret, b: &Secret) -> bool {
     a.expose() == b.expose()
 }
 
-/// What is said of a secret that bodies cannot be searched for: its text would be found by chance.
-pub(super) fn short_secret(provider: &Provider, id: &KeyId, secret: &Secret) -> Option<String> {
-    let short = provider.scrub == Scrub::On && secret.expose().len() < SHORT_SECRET;
-    short.then(|| {
-        format!(
-            "the secret of key {id} of provider {} has fewer than {SHORT_SECRET} characters: an echo of it is \
-             masked in an answer's headers, not in its body",
-            provider.name
-        )
-    })
+/// What is said of a secret that bodies cannot be searched for, or a part of one: its text would be found by
+/// chance.
+pub(super) fn short_secret(provider: &Provider, id: &KeyId, hidden: &[Secret]) -> Option<String> {
+    let is_short = |secret: &Secret| secret.expose().len() < SHORT_SECRET;
+    let what = match hidden {
+        _ if provider.scrub != Scrub::On => return None,
+        [first, ..] if is_short(first) => "the secret",
+        [_, rest @ ..] if rest.iter().any(is_short) => "a part of the secret",
+        _ => return None,
+    };
+    Some(format!(
+        "{what} of key {id} of provider {} has fewer than {SHORT_SECRET} characters: an echo of it is masked in \
+         an answer's headers, not in its body",
+        provider.name
+    ))
 }
 
 /// The pools that exist, and their fallbacks.

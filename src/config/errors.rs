@@ -22,6 +22,9 @@ const HIDDEN: &str = "…";
 /// The longest excerpt, in characters; longer lines are cut around the caret.
 const WIDEST: usize = 160;
 
+/// The longest word beside a secret that is shown; raw keys are longer.
+const LONGEST_WORD: usize = 12;
+
 /// One mistake of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
@@ -315,6 +318,8 @@ enum Kind {
     /// `env` or `file` of a secret: shown only if it is what it should be.
     Variable,
     File,
+    /// A word or a time beside them: shown only if it is no longer than one.
+    Word,
 }
 
 impl Place {
@@ -326,6 +331,7 @@ impl Place {
         let kind = match (self.kind, key) {
             (_, "env") => Kind::Variable,
             (_, "file") => Kind::File,
+            (Kind::Hidden, "timeout" | "refresh" | "kind") => Kind::Word,
             (Kind::Plain, _) if self.named_children || fields::is_plain(key) => Kind::Plain,
             _ => Kind::Hidden,
         };
@@ -340,6 +346,7 @@ impl Place {
             Kind::Hidden => true,
             Kind::Variable => !is_plain_variable(text),
             Kind::File => !is_plain_path(text),
+            Kind::Word => text.len() > LONGEST_WORD || looks_secret(text),
         }
     }
 }

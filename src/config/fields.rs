@@ -58,7 +58,21 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
     ("admin", &["token"]),
     ("providers.*", PROVIDER),
     ("pools.*", &["fallback"]),
-    ("keys[]", &["id", "provider", "pool", "group", "secret", "max_concurrent_uses", "models", "disabled"]),
+    (
+        "keys[]",
+        &[
+            "id",
+            "provider",
+            "pool",
+            "group",
+            "secret",
+            "headers",
+            "max_concurrent_uses",
+            "models",
+            "disabled",
+        ],
+    ),
+    ("keys[].secret", &["env", "file", "command", "timeout", "refresh", "kind", "user"]),
     ("apps.*", &["token", "uid", "pools", "providers"]),
     ("secret", &["env", "file"]),
 ];
@@ -106,7 +120,9 @@ pub(super) fn of(table: &str) -> &'static [&'static str] {
 
 /// Whether a value of a field of this name may be shown.
 pub(super) fn is_plain(field: &str) -> bool {
-    !matches!(field, "secret" | "token" | "password" | "sentinel_password" | "env" | "file")
+    const HIDDEN: [&str; 9] =
+        ["secret", "token", "password", "sentinel_password", "env", "file", "command", "user", "headers"];
+    !HIDDEN.contains(&field)
         && (PROVIDER_INNER.contains(&field) || FIELDS.iter().any(|(_, fields)| fields.contains(&field)))
 }
 
@@ -190,6 +206,9 @@ mod tests {
     fn every_field_that_is_known_stands_in_the_reference() {
         let text = opened();
         let tree = DeTable::parse(&text).unwrap();
+        let plain = include_str!("../../config/lessor.toml");
+        let secrets: Vec<&str> =
+            plain.lines().filter(|line| line.trim_start_matches('#').starts_with("secret = ")).collect();
         let mut there = BTreeSet::new();
         collect("", tree.get_ref(), &mut there);
         for (table, fields) in FIELDS {
@@ -198,8 +217,10 @@ mod tests {
                     let path = path.replace("listen.proxy[]", "listen.proxy");
                     name == field && (path == *table || *table == "secret")
                 });
+                // A secret is of one kind, and the first that is shown counts.
+                let shown = || secrets.iter().any(|line| line.contains(&format!("{field} = ")));
                 assert!(
-                    found || (*table == "secret" && text.contains("file = ")),
+                    found || (table.ends_with("secret") && shown()),
                     "`{field}` of [{table}] is not in config/lessor.toml"
                 );
             }
@@ -232,6 +253,41 @@ mod tests {
         assert_eq!(all.timeouts.keep_alive, as_is.timeouts.keep_alive);
         assert_eq!(all.proxy.deny_nets, as_is.proxy.deny_nets);
         assert_eq!(all.limits.max_header_bytes, as_is.limits.max_header_bytes);
+    }
+
+    #[test]
+    fn every_way_that_the_reference_shows_to_have_a_secret_or_put_it_in_is_sound() {
+        let plain = include_str!("../../config/lessor.toml");
+        let env = |_: &str| Some("value-of-a-variable".to_owned());
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(
+            dir.path().join("secret"),
+            "{\"app_id\": \"the-app-id\", \"app_key\": \"the-app-key\"}",
+        )
+        .unwrap();
+        let shown = |start: &str| {
+            let all =
+                plain.lines().map(|line| line.trim_start_matches('#')).filter(|line| line.starts_with(start));
+            all.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (secrets, ways) = (shown("secret = "), shown("inject = "));
+        assert_eq!((secrets.len(), ways.len()), (4, 2));
+        let plain_secret = "secret = { env = \"A\" }".to_owned();
+        let parts = "secret = { file = \"secret\" }".to_owned();
+        let with_parts =
+            |way: &String| if way.contains("app_id") { parts.clone() } else { plain_secret.clone() };
+        let all = secrets.iter().map(|secret| (secret.clone(), String::new()));
+        for (secret, way) in all.chain(ways.iter().map(|way| (with_parts(way), way.clone()))) {
+            let file = dir.path().join("secret").display().to_string();
+            let secret =
+                secret.replace("/run/secrets/openai-a", &file).replace("/run/secrets/password", &file);
+            let headers = shown("headers = ").remove(0);
+            let text = format!(
+                "[providers.own]\nbase_url = \"https://h\"\n{way}\n\n[[keys]]\nid = \"a\"\nprovider = \"own\"\n{secret}\n{headers}\n"
+            );
+            let name = dir.path().join("lessor.toml").display().to_string();
+            crate::config::load_str(&text, &name, &env).unwrap_or_else(|e| panic!("{e}"));
+        }
     }
 
     #[test]

@@ -10,22 +10,31 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use super::checks::{self, KeysSeen, Pools, same};
+use super::checks::{Pools, same};
+use super::commands::{Given, SecretCommand};
 use super::errors::{ConfigError, Mistake, Source, Span, syntax_mistake};
 use super::providers::Providers;
-use super::tree::{Field, Page, Said, Table, dir_of};
+use super::tree::{Field, Page, Table, dir_of};
 use super::{
-    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields, sections,
-    store, users,
+    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields, keys,
+    sections, store, users,
 };
-use crate::model::{AppName, GroupName, KeyId, PoolName, ProviderName, Secret};
+use crate::model::{AppName, ProviderName, Secret};
 
 /// Reads and checks a configuration file, with the variables of this process.
+///
+/// It runs no command: a key whose secret comes from one is pending. [`super::Loader`] does.
 pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
+    load_given(path, &Given::none()).map(|(config, _)| config)
+}
+
+/// The same with what commands gave before, and which commands there are.
+pub(super) fn load_given(path: &Path, given: &Given) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
     let (name, text) = read_file(path)?;
-    let mut config = load(&text, &name, &dir_of(path), &|variable| std::env::var(variable).ok())?;
+    let env = |variable: &str| std::env::var(variable).ok();
+    let (mut config, commands) = load(&text, &name, &dir_of(path), &env, given)?;
     config.files.insert(0, path.to_owned());
-    Ok(config)
+    Ok((config, commands))
 }
 
 /// Reads only where a sidecar with this file listens. Who asks a running sidecar need not have its secrets,
@@ -81,7 +90,7 @@ fn parse<'t>(text: &'t str, name: &str) -> Result<DeTable<'t>, ConfigError> {
 /// Checks a configuration given as text; `name` stands in front of its mistakes, relative paths start
 /// from its directory, and `env` answers for variables.
 pub fn load_str(text: &str, name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
-    load(text, name, &dir_of(Path::new(name)), env)
+    load(text, name, &dir_of(Path::new(name)), env, &Given::none()).map(|(config, _)| config)
 }
 
 fn load(
@@ -89,20 +98,22 @@ fn load(
     name: &str,
     dir: &Path,
     env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Config, ConfigError> {
+    given: &Given,
+) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
     let tree = parse(text, name)?;
-    let page = Page::new(Source::new(name, text, &tree), dir.to_owned(), env);
+    let page = Page::new(Source::new(name, text, &tree), dir.to_owned(), env).with(given);
     let mut config = read(&page, &Table::root(&page, &tree), name);
     config.secret_variables = page.secret_variables();
     config.files = page.files();
+    let commands = page.commands();
     config.warnings = page.close().map_err(|mistakes| ConfigError { mistakes })?;
-    Ok(config)
+    Ok((config, commands))
 }
 
 fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
     let tables = names_of(root, "providers");
     let providers = Providers::read(page, &tables);
-    let (keys, pools_of_keys) = read_keys(page, root, &providers);
+    let (keys, pools_of_keys) = keys::read(page, root, &providers);
     let pools = Pools::read(page, &names_of(root, "pools"), pools_of_keys);
     let app_tables = names_of(root, "apps");
     let apps = read_apps(page, &app_tables, &providers, &pools, &keys);
@@ -158,101 +169,13 @@ fn names_of<'p>(root: &Table<'p>, name: &str) -> Table<'p> {
     root.get(name).and_then(|field| field.open_table()).unwrap_or_else(|| root.absent(name))
 }
 
-fn read_keys(
-    page: &Page<'_>,
-    root: &Table<'_>,
-    providers: &Providers,
-) -> (Vec<KeyConfig>, BTreeSet<PoolName>) {
-    let (mut keys, mut pools) = (Vec::new(), BTreeSet::new());
-    let Some(field) = root.get("keys") else { return (keys, pools) };
-    let Some(items) = field.items() else {
-        field.wrong::<()>("must be tables, each under [[keys]]");
-        return (keys, pools);
-    };
-    let mut seen = KeysSeen::default();
-    for item in &items {
-        let Some(table) = item.table("keys[]") else { continue };
-        // Each is read before any is missed, so that all mistakes of a key are told.
-        let id: Option<Said<KeyId>> = table.need("id").and_then(|_| table.name("id"));
-        let provider = table.need("provider").and_then(|field| {
-            let name: ProviderName = field.name()?;
-            if !providers.knows(&name) {
-                let hint = fields::hint(name.as_str(), providers.names());
-                return field
-                    .wrong(&format!("must be a provider of the catalogue or of [providers]; {hint}"));
-            }
-            if !providers.has_address(&name) {
-                let rule = format!(
-                    "whose address is each customer's own: add [providers.{name}] with base_url, such as \
-                     \"https://NAME.openai.azure.com\""
-                );
-                return field.wrong(&rule);
-            }
-            Some(name)
-        });
-        let secret = table.need("secret").and_then(|_| table.secret("secret"));
-        let pool = table.name("pool").map_or_else(PoolName::default_pool, |pool| pool.value);
-        let group = table.get("group").and_then(|field| group_of(&field));
-        let max_concurrent_uses = table.count("max_concurrent_uses", defaults::USES, 1..=1_000_000);
-        let models =
-            sections::all(&table, "models", pattern, "must be a model or a pattern such as \"gpt-*\"");
-        refuse_empty(&table, "models", "the key serves all models");
-        let disabled = table.flag("disabled", false);
-        // Also of a key that is refused: who names its pool is not to blame.
-        pools.insert(pool.clone());
-        let (Some(id), Some(provider)) = (id, provider) else { continue };
-        seen.note_id(page, &provider, &id);
-        let Some((secret, source, at)) = secret else { continue };
-        let id = id.value;
-        let names_none = providers.all.get(&provider).is_some_and(|p| p.organization_header.is_none());
-        if names_none && group == Some(GroupName::auto()) {
-            page.warn(format!(
-                "key {id} has group = \"auto\", but no answer of {provider} is known to name an organisation: set \
-                 [providers.{provider}] organization_header, or name the group"
-            ));
-        }
-        seen.note_secret(page, &provider, &id, &secret, &at);
-        if let Some(warning) =
-            providers.all.get(&provider).and_then(|p| checks::short_secret(p, &id, &secret))
-        {
-            page.warn(warning);
-        }
-        keys.push(KeyConfig {
-            id,
-            provider,
-            pool,
-            group,
-            secret,
-            source,
-            max_concurrent_uses,
-            models,
-            disabled,
-        });
-    }
-    (keys, pools)
-}
-
 /// A list that is empty on purpose reads as "none"; where absence means "all", it must not be taken for that.
-fn refuse_empty(table: &Table<'_>, name: &str, absent: &str) {
+pub(super) fn refuse_empty(table: &Table<'_>, name: &str, absent: &str) {
     if let Some(field) =
         table.get(name).filter(|field| field.value.as_array().is_some_and(|all| all.is_empty()))
     {
         table.page.refuse(&field.at, format!("{} is empty: leave it out where {absent}", field.path));
     }
-}
-
-/// `auto`, or a name of the user's own: those that begin with `auto.` are learned from answers.
-fn group_of(field: &Field<'_>) -> Option<GroupName> {
-    let name: GroupName = field.name()?;
-    if name.is_auto() && name != GroupName::auto() {
-        return field.wrong("must not begin with `auto.`: such names are given to groups that answers name");
-    }
-    Some(name)
-}
-
-fn pattern(text: &str) -> Option<String> {
-    let good = !text.is_empty() && text.len() <= crate::model::ModelName::MAX && text.trim() == text;
-    good.then(|| text.to_owned())
 }
 
 fn read_apps(
@@ -321,7 +244,8 @@ fn refuse_shared_token(
     if let Some(other) = apps.iter().find(has_it) {
         page.refuse(at, format!("apps {} and {name} have one token; each needs its own", other.name));
     }
-    if let Some(key) = keys.iter().find(|key| same(&key.secret, token)) {
+    let is_its = |key: &&KeyConfig| key.hidden.iter().any(|hidden| same(hidden, token));
+    if let Some(key) = keys.iter().find(is_its) {
         let problem = format!(
             "the token of app {name} is the secret of key {}: the app would hold the very key that it only borrows",
             key.id

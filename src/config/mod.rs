@@ -19,11 +19,16 @@ mod ca;
 pub mod catalogue;
 mod change;
 mod checks;
+mod commands;
 mod defaults;
 mod errors;
 mod fields;
 mod file;
+mod format;
+mod keys;
+mod load;
 mod paths;
+mod place;
 mod providers;
 mod reading;
 mod secrets;
@@ -38,7 +43,10 @@ pub use ca::CaFiles;
 pub use change::Change;
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};
+pub use format::{Format, Unfilled};
+pub use load::{ConfigSource, Loader};
 pub use paths::PathPattern;
+pub use place::{Injection, Kind, Place, places};
 pub use reading::{
     ANY_CODE, Counted, Origin, Rule, StatusRange, Until, Usage, UsagePlace, Wait, WaitFormat, WaitPlace,
 };
@@ -399,16 +407,32 @@ pub struct KeyConfig {
     pub pool: PoolName,
     /// Its group.
     pub group: Option<GroupName>,
-    /// The raw value.
-    pub secret: Secret,
-    /// Where the secret came from, for people: `env OPENAI_API_KEY` or `file /run/…`; never the value.
+    /// The raw value; `None` while its command has not given one, and the key is pending.
+    pub secret: Option<Secret>,
+    /// Where the secret comes from, for people: `env OPENAI_API_KEY`, `file /run/…` or `command vault`; never
+    /// the value.
     pub source: String,
+    /// How it is put in: as its provider says, or as its own kind does.
+    pub inject: Arc<[Injection]>,
+    /// Headers that every request with it has.
+    pub headers: Vec<KeyHeader>,
+    /// All that answers must not bring back: the secret, and what it is put in as.
+    pub hidden: Arc<[Secret]>,
     /// How many requests at once, at least 1.
     pub max_concurrent_uses: u32,
     /// Patterns (`gpt-*`, `*` at any place) of models it serves; empty: all.
     pub models: Vec<String>,
     /// Starts out disabled.
     pub disabled: bool,
+}
+
+/// One of `[[keys]] headers`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyHeader {
+    /// Its name.
+    pub name: http::HeaderName,
+    /// Its value, marked sensitive where that is secret.
+    pub value: http::HeaderValue,
 }
 
 /// A provider: where it is, how a key is put in, what its answers mean. Compiled from
@@ -430,7 +454,7 @@ pub struct Provider {
     pub host_patterns: Vec<String>,
     /// Further trust for this provider only.
     pub ca_file: Option<PathBuf>,
-    /// How the key is put in; the first whose `path_prefix` fits the provider-relative path wins, the
+    /// How a key is put in that says nothing else; the first whose `path_prefix` fits the provider-relative path wins, the
     /// last has none.
     pub inject: Vec<Injection>,
     /// Credential places of the client that are left alone.
@@ -490,34 +514,6 @@ pub struct BaseUrlVariable {
     /// What its value has behind the provider's own bare address: `/v1`, or nothing.
     #[serde(default)]
     pub path: String,
-}
-
-/// One way to put a key in.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Injection {
-    /// Only for provider-relative paths that start so.
-    pub path_prefix: Option<String>,
-    /// Where it goes.
-    pub place: Place,
-}
-
-/// Where a key goes.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Place {
-    /// A header whose value is `before` + secret + `after`.
-    Header {
-        /// Its name.
-        name: http::HeaderName,
-        /// What stands before the secret, such as `Bearer `.
-        before: String,
-        /// What stands after it.
-        after: String,
-    },
-    /// A query parameter (percent-encoded value).
-    Query {
-        /// Its name.
-        name: String,
-    },
 }
 
 /// The JSON shape of lessor's own errors.

@@ -10,9 +10,12 @@ use std::time::Duration;
 
 use serde_spanned::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
+use zeroize::Zeroizing;
 
+use super::commands::{Given, SecretCommand};
 use super::errors::{Mistake, Source, Span, is_plain_path, is_plain_variable, shown};
-use super::{fields, secrets, values};
+use super::secrets::{self, Shape};
+use super::{fields, values};
 use crate::model::Secret;
 
 /// A file that is being read, and what was found wrong with it so far.
@@ -23,6 +26,9 @@ pub(super) struct Page<'p> {
     env: &'p dyn Fn(&str) -> Option<String>,
     variables: RefCell<Vec<String>>,
     files: RefCell<Vec<PathBuf>>,
+    /// What commands gave before.
+    given: &'p Given,
+    commands: RefCell<Vec<SecretCommand>>,
     mistakes: RefCell<Vec<(usize, Mistake)>>,
     warnings: RefCell<Vec<String>>,
 }
@@ -36,9 +42,28 @@ pub(super) struct Said<T> {
 
 impl<'p> Page<'p> {
     pub(super) fn new(source: Source<'p>, dir: PathBuf, env: &'p dyn Fn(&str) -> Option<String>) -> Self {
+        static NONE: Given = Given::none();
         let (mistakes, warnings) = (RefCell::default(), RefCell::default());
-        let (variables, files) = (RefCell::default(), RefCell::default());
-        Self { source, dir, env, variables, files, mistakes, warnings }
+        let (variables, files, commands) = (RefCell::default(), RefCell::default(), RefCell::default());
+        Self { source, dir, env, variables, files, given: &NONE, commands, mistakes, warnings }
+    }
+
+    /// The same, with what commands gave before.
+    pub(super) fn with(mut self, given: &'p Given) -> Self {
+        self.given = given;
+        self
+    }
+
+    /// What a secret's command gave, if it has been run; else it is to be.
+    pub(super) fn given(&self, command: SecretCommand) -> Option<Secret> {
+        let secret = self.given.by(&command);
+        self.commands.borrow_mut().push(command);
+        secret
+    }
+
+    /// The commands that secrets come from.
+    pub(super) fn commands(&self) -> Vec<SecretCommand> {
+        self.commands.borrow().clone()
     }
 
     /// Notes a mistake at `at`.
@@ -97,7 +122,7 @@ pub(super) struct Table<'p> {
 
 /// One field of a table.
 pub(super) struct Field<'p> {
-    page: &'p Page<'p>,
+    pub(super) page: &'p Page<'p>,
     pub(super) path: String,
     pub(super) at: Span,
     pub(super) value: &'p DeValue<'p>,
@@ -253,22 +278,23 @@ impl<'p> Table<'p> {
     /// A secret from its variable or file, and where it came from, for people.
     pub(super) fn secret(&self, name: &str) -> Option<(Secret, String, Span)> {
         let field = self.get(name)?;
-        let DeValue::Table(_) = field.value else {
-            let problem = format!(
-                "{} must not stand in this file itself: say {{ env = \"VARIABLE\" }} or {{ file = \"/path\" }}",
-                field.path
-            );
-            field.page.refuse(&field.at, problem);
-            return None;
-        };
-        let table = field.table("secret")?;
-        match (table.get("env"), table.get("file")) {
-            (Some(env), None) => env.secret_of_variable(&field),
-            (None, Some(file)) => file.secret_of_file(&field),
+        field.must_be_elsewhere()?;
+        field.table("secret")?.secret_of_source(&field, &Shape::default())
+    }
+
+    /// The same of a table that is a secret, `owner`, and names a variable or a file.
+    pub(super) fn secret_of_source(
+        &self,
+        owner: &Field<'_>,
+        shape: &Shape,
+    ) -> Option<(Secret, String, Span)> {
+        match (self.get("env"), self.get("file")) {
+            (Some(env), None) => env.secret_of_variable(owner, shape),
+            (None, Some(file)) => file.secret_of_file(owner, shape),
             _ => {
                 let problem =
-                    format!("{} must be {{ env = \"VARIABLE\" }} or {{ file = \"/path\" }}", field.path);
-                field.page.refuse(&field.at, problem);
+                    format!("{} must be {{ env = \"VARIABLE\" }} or {{ file = \"/path\" }}", owner.path);
+                owner.page.refuse(&owner.at, problem);
                 None
             }
         }
@@ -346,7 +372,7 @@ impl<'p> Field<'p> {
         text.parse().ok().or_else(|| self.wrong("must be 1 to 64 of a-z 0-9 . _ -"))
     }
 
-    fn duration(&self, least: Duration) -> Option<Duration> {
+    pub(super) fn duration(&self, least: Duration) -> Option<Duration> {
         let read = match self.value {
             DeValue::String(text) => values::duration(text),
             DeValue::Integer(number) => whole(number).map(Duration::from_secs),
@@ -391,27 +417,40 @@ impl<'p> Field<'p> {
         }
     }
 
-    fn secret_of_variable(&self, owner: &Field<'_>) -> Option<(Secret, String, Span)> {
+    /// Refuses a secret that stands in the file itself.
+    pub(super) fn must_be_elsewhere(&self) -> Option<()> {
+        if self.value.is_table() {
+            return Some(());
+        }
+        let problem = format!(
+            "{} must not stand in this file itself: say {{ env = \"VARIABLE\" }} or {{ file = \"/path\" }}",
+            self.path
+        );
+        self.page.refuse(&self.at, problem);
+        None
+    }
+
+    fn secret_of_variable(&self, owner: &Field<'_>, shape: &Shape) -> Option<(Secret, String, Span)> {
         let name = self.text()?;
         // A raw key may have been pasted here: what does not look like a variable is not repeated.
         let called = if is_plain_variable(name) { name } else { "that it names" };
-        let problem = match (self.page.env)(name).as_deref().map(secrets::check) {
+        let problem = match (self.page.env)(name).map(|text| shape.take(&Zeroizing::new(text))) {
             Some(Ok(secret)) => {
                 self.page.variables.borrow_mut().push(name.to_owned());
                 return Some((secret, format!("env {name}"), owner.at.clone()));
             }
             Some(Err(problem)) => problem,
-            None => "is not set",
+            None => "is not set".into(),
         };
         let text = format!("{}: the environment variable {called} {problem}", owner.path);
         self.page.refuse(&self.at, text);
         None
     }
 
-    fn secret_of_file(&self, owner: &Field<'_>) -> Option<(Secret, String, Span)> {
+    fn secret_of_file(&self, owner: &Field<'_>, shape: &Shape) -> Option<(Secret, String, Span)> {
         let name = self.text()?;
         let called = if is_plain_path(name) { name } else { "that it names" };
-        match secrets::read(&self.page.path_to_read(name)) {
+        match secrets::read(&self.page.path_to_read(name), shape) {
             Ok((secret, warning)) => {
                 let source = format!("file {name}");
                 if let Some(warning) = warning {

@@ -8,11 +8,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
 use super::providers::AZURE;
-use super::{Compressed, Config, KeyConfig, Provider, Ranking};
-use super::{checks, defaults, file, secrets};
+use super::secrets::Shape;
+use super::{Compressed, Config, Injection, KeyConfig, Provider, Ranking};
+use super::{checks, defaults, file, keys};
 use crate::model::{KeyId, PoolName, ProviderName};
 
 /// What stands in front of mistakes, and in [`Config::origin`].
@@ -95,27 +98,35 @@ impl Found {
         let first = self.keys.len();
         for (n, (variable, text)) in all {
             self.variables.push(variable.clone());
-            let secret = match secrets::check(&text) {
+            let shape = Shape::of(&provider.inject, None);
+            let secret = match shape.take(&Zeroizing::new(text)) {
                 Ok(secret) => secret,
                 Err(problem) => {
                     self.mistakes.push(Mistake::of(ORIGIN, format!("{variable} {problem}")));
                     continue;
                 }
             };
-            if let Some(twin) = self.keys[first..].iter().find(|key| checks::same(&key.secret, &secret)) {
+            let is_twin =
+                |key: &&KeyConfig| key.secret.as_ref().is_some_and(|its| checks::same(its, &secret));
+            if let Some(twin) = self.keys[first..].iter().find(is_twin) {
                 let known = twin.source.trim_start_matches("env ");
                 self.warnings.push(format!("{variable} is the key that {known} is; left out"));
                 continue;
             }
             let Ok(id) = KeyId::parse(&format!("{}-{n}", provider.name)) else { continue };
-            self.warnings.extend(checks::short_secret(&provider, &id, &secret));
+            let inject: Arc<[Injection]> = provider.inject.clone().into();
+            let hidden = keys::hidden(&inject, &secret, &[]);
+            self.warnings.extend(checks::short_secret(&provider, &id, &hidden));
             self.keys.push(KeyConfig {
                 id,
                 provider: provider.name.clone(),
                 pool: PoolName::default_pool(),
                 group: None,
-                secret,
+                secret: Some(secret),
                 source: format!("env {variable}"),
+                inject,
+                headers: Vec::new(),
+                hidden,
                 max_concurrent_uses: defaults::USES,
                 models: Vec::new(),
                 disabled: false,
@@ -205,7 +216,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(ids(&config), ["anthropic-3", "openai-1", "openai-2", "openai-64"]);
-        assert_eq!(config.keys[0].secret.expose(), "sk-e");
+        assert_eq!(config.keys[0].secret.as_ref().unwrap().expose(), "sk-e");
         assert_eq!(config.keys[1].source, "env OPENAI_API_KEY");
         assert!(config.keys.iter().all(|key| key.max_concurrent_uses == 8 && !key.disabled));
         let served: Vec<_> = config.providers.keys().map(ProviderName::as_str).collect();

@@ -149,7 +149,8 @@ fn ready(
         let held = |arg: &OsString, secret: &str| {
             secret.len() >= SHORTEST_SECRET && arg.to_string_lossy().contains(secret)
         };
-        let held = |arg: &OsString| config.keys.iter().any(|key| held(arg, key.secret.expose()));
+        let hidden = || config.keys.iter().flat_map(|key| key.hidden.iter());
+        let held = |arg: &OsString| hidden().any(|secret| held(arg, secret.expose()));
         if exec.command.iter().any(held) {
             changes.notes.push("an argument holds a key; other users can read the command line".into());
         }

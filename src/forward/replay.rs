@@ -71,6 +71,15 @@ pub enum Quiet {
 #[derive(Debug)]
 pub struct Replay(Option<Arc<Mutex<Source>>>);
 
+/// Takes out of trailers what must not leave.
+struct Strip(Box<dyn Fn(&mut HeaderMap) + Send>);
+
+impl std::fmt::Debug for Strip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Strip")
+    }
+}
+
 #[derive(Debug)]
 struct Source {
     incoming: Incoming,
@@ -79,7 +88,7 @@ struct Source {
     kept: usize,
     /// What was taken of the budget: the bytes, and what keeping each chunk costs.
     charged: usize,
-    strip: fn(&mut HeaderMap),
+    strip: Strip,
     max: usize,
     budget: Budget,
     /// Everything read so far is in `chunks`.
@@ -103,7 +112,7 @@ impl Replay {
         max: usize,
         budget: &Budget,
         idle: Duration,
-        strip: fn(&mut HeaderMap),
+        strip: impl Fn(&mut HeaderMap) + Send + 'static,
     ) -> Self {
         if incoming.is_end_stream() {
             return Self(None);
@@ -117,7 +126,7 @@ impl Replay {
             trailers: None,
             kept: 0,
             charged: 0,
-            strip,
+            strip: Strip(Box::new(strip)),
             max,
             budget: budget.clone(),
             keeping,
@@ -217,7 +226,7 @@ impl Source {
                     Err(frame) => {
                         self.trailers = frame.into_trailers().ok();
                         if let Some(trailers) = &mut self.trailers {
-                            (self.strip)(trailers);
+                            (self.strip.0)(trailers);
                         }
                     }
                 }

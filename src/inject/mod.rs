@@ -1,8 +1,8 @@
 //! Out with every credential the caller sent, in with the leased one.
 //!
 //! Runs last, after hop-by-hop processing: else `Connection: authorization` would remove the key that
-//! was just put in. Exactly one credential leaves; if that cannot be done, the request is refused and
-//! never sent bare.
+//! was just put in. Exactly one credential leaves, in as many places as the provider wants it in; if that
+//! cannot be done, the request is refused and never sent bare.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -12,8 +12,11 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use zeroize::Zeroizing;
 
-use crate::config::{Injection, Place, Provider, catalogue};
-use crate::model::{Code, Fault, Secret};
+use crate::config::{Injection, KeyConfig, KeyHeader, Place, Provider, catalogue, places};
+use crate::model::{Code, Fault};
+
+/// What one byte becomes at most when it is percent-encoded.
+const LONGEST_ENCODED: usize = 3;
 
 /// Headers that steer lessor start so, and are never forwarded.
 const OWN_PREFIX: &str = "x-lessor-";
@@ -66,60 +69,93 @@ fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str
     Cow::Owned(kept.join("&"))
 }
 
-/// Puts `secret` into a request for `path` (provider-relative), whose headers were stripped before.
-/// Gives the target to send to. `is_credential` tells a query's raw pair that must go.
-pub fn put(
-    provider: &Provider,
-    path: &str,
-    secret: &Secret,
-    target: &Uri,
-    headers: &mut HeaderMap,
-    is_credential: impl Fn(&str) -> bool,
-) -> Result<Uri, Fault> {
-    let place = &injection_for(provider, path)?.place;
-    let stripped = target.query().map(|query| strip_query(query, is_credential));
-    match place {
-        Place::Header { name, before, after } => {
-            let text = Zeroizing::new(format!("{before}{}{after}", secret.expose()));
-            let mut value = HeaderValue::from_str(&text)
-                .map_err(|_| refused("the key has characters that cannot stand in a header"))?;
-            value.set_sensitive(true);
-            headers.insert(name, value);
-            match stripped {
-                Some(Cow::Owned(query)) => with_query(target, Some(&query).filter(|query| !query.is_empty())),
-                _ => Ok(target.clone()),
-            }
-        }
-        Place::Query { name } => {
-            let mut query = Zeroizing::new(stripped.map_or_else(String::new, Cow::into_owned));
-            if !query.is_empty() {
-                query.push('&');
-            }
-            percent_encode(name, &mut query);
-            query.push('=');
-            percent_encode(secret.expose(), &mut query);
-            with_query(target, Some(&query))
+/// Removes the headers that carry this provider's or this key's credential; what is put in comes after.
+pub fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig) {
+    for name in places(&provider.inject).chain(places(&key.inject)).filter_map(Place::header) {
+        if !keeps(provider, name) {
+            headers.remove(name);
         }
     }
 }
 
-fn injection_for<'a>(provider: &'a Provider, path: &str) -> Result<&'a Injection, Fault> {
+/// Whether the caller's own header of this name is left alone.
+fn keeps(provider: &Provider, name: &HeaderName) -> bool {
+    provider.keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str()))
+}
+
+/// Puts the key's own headers in, in place of the caller's of the same names, save those that `keep` names.
+fn put_own_headers(provider: &Provider, key: &KeyConfig, headers: &mut HeaderMap) {
+    for KeyHeader { name, value } in &key.headers {
+        if headers.contains_key(name) && keeps(provider, name) {
+            continue;
+        }
+        if headers.insert(name, value.clone()).is_some() {
+            tracing::debug!(provider = %provider.name, key = %key.id, header = %name, "the key's own header replaced the caller's");
+        }
+    }
+}
+
+/// Puts `key` into a request for `path` (provider-relative), whose headers were stripped before, and its own
+/// headers. Gives the target to send to. `is_credential` tells a query's raw pair that must go.
+pub fn put(
+    provider: &Provider,
+    key: &KeyConfig,
+    path: &str,
+    target: &Uri,
+    headers: &mut HeaderMap,
+    is_credential: impl Fn(&str) -> bool,
+) -> Result<Uri, Fault> {
+    let secret = key.secret.as_ref().ok_or_else(|| refused("its secret could not be had yet"))?;
+    let stripped = target.query().map(|query| strip_query(query, is_credential));
+    let mut changed = matches!(stripped, Some(Cow::Owned(_)));
+    let mut query = Zeroizing::new(stripped.map_or_else(String::new, Cow::into_owned));
+    put_own_headers(provider, key, headers);
+    for place in &injection_for(key, path)?.places {
+        let text = place.format().fill(secret).map_err(|why| refused(&format!("its secret {why}")))?;
+        match place {
+            Place::Header { name, .. } => {
+                let mut value = HeaderValue::from_str(&text)
+                    .map_err(|_| refused("it has characters that cannot stand in a header"))?;
+                value.set_sensitive(true);
+                headers.insert(name, value);
+            }
+            Place::Query { name, .. } => {
+                changed = true;
+                // All room at once: a text that grows leaves copies behind that nobody wipes.
+                let mut longer = Zeroizing::new(String::with_capacity(
+                    query.len() + (name.len() + text.len()) * LONGEST_ENCODED + 2,
+                ));
+                longer.push_str(&query);
+                if !longer.is_empty() {
+                    longer.push('&');
+                }
+                percent_encode(name, &mut longer);
+                longer.push('=');
+                percent_encode(&text, &mut longer);
+                query = longer;
+            }
+        }
+    }
+    if changed {
+        with_query(target, Some(&query).filter(|query| !query.is_empty()))
+    } else {
+        Ok(target.clone())
+    }
+}
+
+fn injection_for<'a>(key: &'a KeyConfig, path: &str) -> Result<&'a Injection, Fault> {
     let fits =
         |each: &&Injection| each.path_prefix.as_ref().is_none_or(|prefix| path.starts_with(prefix.as_str()));
-    provider
-        .inject
-        .iter()
-        .find(fits)
-        .ok_or_else(|| refused("the provider's `inject` has no entry for this path"))
+    key.inject.iter().find(fits).ok_or_else(|| refused("the provider's `inject` has no entry for this path"))
 }
 
 fn refused(why: &str) -> Fault {
     Fault::new(Code::KeyUnavailable, format!("the key could not be put in, so nothing was sent: {why}"))
 }
 
-fn with_query(target: &Uri, query: Option<&String>) -> Result<Uri, Fault> {
+fn with_query(target: &Uri, query: Option<&Zeroizing<String>>) -> Result<Uri, Fault> {
     let text = match query {
-        Some(query) => Zeroizing::new(format!("{}?{query}", target.path())),
+        Some(query) => Zeroizing::new([target.path(), query].join("?")),
         None => Zeroizing::new(target.path().to_owned()),
     };
     let mut parts = target.clone().into_parts();

@@ -107,10 +107,13 @@ impl Checks {
                 provider.name
             ));
         };
+        if key.config.secret.is_none() {
+            return nothing(format!("its secret, of {}, could not be had yet", key.config.source));
+        }
         let mut headers: HeaderMap = check.headers.iter().cloned().collect();
         let target = check_target(&provider.base_url, &check.path);
         let put = target.and_then(|target| {
-            inject::put(provider, &check.path, &key.config.secret, &target, &mut headers, |_| false)
+            inject::put(provider, &key.config, &check.path, &target, &mut headers, |_| false)
                 .map_err(|fault| fault.message)
         });
         let target = match put {
@@ -136,9 +139,9 @@ impl Checks {
     /// `known` is the key that was asked with, whatever is configured by now.
     async fn apply(&self, provider: &ProviderName, known: &RingKey, found: &CheckOutcome) {
         let key = &known.config.id;
-        let change = match found.class {
-            Class::Success => StatusChange::CheckedGood(known.fingerprint()),
-            Class::Invalid => StatusChange::CheckedBad(known.fingerprint()),
+        let change = match (found.class, known.fingerprint()) {
+            (Class::Success, Some(fingerprint)) => StatusChange::CheckedGood(fingerprint),
+            (Class::Invalid, Some(fingerprint)) => StatusChange::CheckedBad(fingerprint),
             _ => return,
         };
         if let Err(error) = self.0.store.set_status(provider.clone(), key.clone(), change).await {

@@ -9,24 +9,51 @@ use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::ext::ReasonPhrase;
 
-use crate::config::{Compressed, Config, KeyConfig, Place, Provider, Scrub};
+use crate::config::{Compressed, Config, KeyConfig, Place, Provider, Scrub, places};
 use crate::metrics::{Metrics, Scrubbed};
-use crate::model::{KeyId, ProviderName};
+use crate::model::{KeyId, ProviderName, Secret};
 use crate::route::ring::RingKey;
-use crate::scrub::{Filter, Frames, Needle, Packed, compression};
+use crate::scrub::{Filter, Frames, LEAST, Needle, Packed, compression};
 
 /// What each key is masked by, made once a secret.
 #[derive(Debug)]
 pub struct Masks {
-    needles: RwLock<HashMap<ProviderName, HashMap<KeyId, Arc<Needle>>>>,
+    needles: RwLock<HashMap<ProviderName, HashMap<KeyId, Needles>>>,
     compressed: Compressed,
     metrics: Metrics,
+}
+
+/// What is looked for of one key's secrets.
+#[derive(Debug, Clone)]
+struct Needles {
+    /// What it was made of.
+    hidden: Arc<[Secret]>,
+    /// All of it, for heads and trailers.
+    head: Arc<Needle>,
+    /// What is long enough to be told from innocent text; none where nothing is.
+    body: Option<Arc<Needle>>,
+    /// Headers of the credential, which never come back.
+    names: Arc<[HeaderName]>,
+}
+
+impl Needles {
+    fn of(provider: &Provider, key: &KeyConfig) -> Self {
+        let hidden = key.hidden.clone();
+        let head = Arc::new(Needle::of(&hidden));
+        let long: Vec<Secret> = hidden.iter().filter(|one| one.expose().len() >= LEAST).cloned().collect();
+        let body = match long.len() {
+            0 => None,
+            all if all == hidden.len() => Some(head.clone()),
+            _ => Some(Arc::new(Needle::of(&long))),
+        };
+        Self { hidden, head, body, names: names(provider, key) }
+    }
 }
 
 /// One key's, for one answer.
 #[derive(Debug, Clone)]
 pub(super) struct Mask {
-    needle: Arc<Needle>,
+    needles: Needles,
     provider: Arc<Provider>,
     compressed: Compressed,
     extensions_offered: bool,
@@ -38,9 +65,10 @@ impl Masks {
     pub fn new(config: &Config, metrics: Metrics) -> Self {
         let mut needles: HashMap<_, HashMap<_, _>> = HashMap::new();
         for key in &config.keys {
-            if config.providers.get(&key.provider).is_some_and(|provider| provider.scrub != Scrub::Off) {
-                let needle = Arc::new(Needle::new(&key.secret));
-                needles.entry(key.provider.clone()).or_default().insert(key.id.clone(), needle);
+            let provider = config.providers.get(&key.provider);
+            if let Some(provider) = provider.filter(|provider| provider.scrub != Scrub::Off) {
+                let made = Needles::of(provider, key);
+                needles.entry(key.provider.clone()).or_default().insert(key.id.clone(), made);
             }
         }
         Self { needles: RwLock::new(needles), compressed: config.compressed, metrics }
@@ -51,25 +79,32 @@ impl Masks {
         if provider.scrub == Scrub::Off {
             return None;
         }
-        let needle = self.needle(&provider.name, &key.config);
+        let needles = self.needles(provider, &key.config);
         let (compressed, metrics) = (self.compressed, self.metrics.clone());
-        Some(Mask { needle, provider: provider.clone(), compressed, extensions_offered: false, metrics })
+        Some(Mask { needles, provider: provider.clone(), compressed, extensions_offered: false, metrics })
     }
 
-    /// The needle of the very secret that was sent: another one than at the start where it was rotated.
-    fn needle(&self, provider: &ProviderName, key: &KeyConfig) -> Arc<Needle> {
+    /// Those of the very secret that was sent: others than at the start where it was rotated.
+    fn needles(&self, provider: &Provider, key: &KeyConfig) -> Needles {
         let known = {
             let needles = self.needles.read().unwrap_or_else(PoisonError::into_inner);
-            needles.get(provider).and_then(|keys| keys.get(&key.id)).cloned()
+            needles.get(&provider.name).and_then(|keys| keys.get(&key.id)).cloned()
         };
-        if let Some(known) = known.filter(|needle| needle.is_of(&key.secret)) {
+        if let Some(known) = known.filter(|known| Arc::ptr_eq(&known.hidden, &key.hidden)) {
             return known;
         }
-        let needle = Arc::new(Needle::new(&key.secret));
+        let made = Needles::of(provider, key);
         let mut needles = self.needles.write().unwrap_or_else(PoisonError::into_inner);
-        needles.entry(provider.clone()).or_default().insert(key.id.clone(), needle.clone());
-        needle
+        needles.entry(provider.name.clone()).or_default().insert(key.id.clone(), made.clone());
+        made
     }
+}
+
+/// The headers in which the key, or something secret of its own, is sent.
+fn names(provider: &Provider, key: &KeyConfig) -> Arc<[HeaderName]> {
+    let placed = places(&provider.inject).chain(places(&key.inject)).filter_map(Place::header);
+    let own = key.headers.iter().filter(|header| header.value.is_sensitive()).map(|header| &header.name);
+    placed.chain(own).cloned().collect()
 }
 
 impl Mask {
@@ -77,7 +112,8 @@ impl Mask {
     pub(super) fn head(&self, head: &mut Parts) {
         self.headers(&mut head.headers, Scrubbed::Header);
         let phrase = head.extensions.get::<ReasonPhrase>();
-        let Some((masked, count)) = phrase.and_then(|phrase| self.needle.mask(phrase.as_bytes())) else {
+        let Some((masked, count)) = phrase.and_then(|phrase| self.needles.head.mask(phrase.as_bytes()))
+        else {
             return;
         };
         self.count(Scrubbed::Reason, count);
@@ -95,18 +131,16 @@ impl Mask {
     /// What the body goes through. Where it is unpacked on the way, the head stops saying that it is packed,
     /// and how long: also where no body follows (HEAD, 304), for that head stands for the same answer.
     pub(super) fn filter(&self, head: &mut Parts) -> Filter {
-        if self.provider.scrub != Scrub::On || self.needle.is_short() {
-            return Filter::none();
-        }
+        let Some(needle) = self.body() else { return Filter::none() };
         match compression(&head.headers) {
-            Packed::No => Filter::new(self.needle.clone(), None),
+            Packed::No => Filter::new(needle.clone(), None),
             // A part of something packed cannot be unpacked.
             Packed::As(coding)
                 if self.compressed == Compressed::Decode && head.status != StatusCode::PARTIAL_CONTENT =>
             {
                 head.headers.remove(CONTENT_ENCODING);
                 head.headers.remove(CONTENT_LENGTH);
-                Filter::new(self.needle.clone(), Some(coding))
+                Filter::new(needle.clone(), Some(coding))
             }
             Packed::As(_) | Packed::Otherwise => Filter::none(),
         }
@@ -121,12 +155,15 @@ impl Mask {
     /// What comes over a WebSocket goes through it. A message that says it is packed is taken at its word
     /// only where the answer agreed to that.
     pub(super) fn frames(&self, headers: &HeaderMap) -> Frames {
-        if self.provider.scrub != Scrub::On || self.needle.is_short() {
-            return Frames::open();
-        }
+        let Some(needle) = self.body() else { return Frames::open() };
         let agreed = self.extensions_offered && headers.contains_key(SEC_WEBSOCKET_EXTENSIONS);
         let packed = self.compressed == Compressed::Pass && agreed;
-        Frames::new(self.needle.clone(), packed)
+        Frames::new(needle.clone(), packed)
+    }
+
+    /// What bodies are searched for, where they are.
+    fn body(&self) -> Option<&Arc<Needle>> {
+        self.needles.body.as_ref().filter(|_| self.provider.scrub == Scrub::On)
     }
 
     /// Counts what was masked in what came over a WebSocket.
@@ -141,18 +178,16 @@ impl Mask {
 
     fn headers(&self, headers: &mut HeaderMap, place: Scrubbed) {
         let mut count = 0;
-        for injection in &self.provider.inject {
-            if let Place::Header { name, .. } = &injection.place {
-                count += u64::from(headers.remove(name).is_some());
-            }
+        for name in &*self.needles.names {
+            count += u64::from(headers.remove(name).is_some());
         }
         let named: Vec<HeaderName> =
-            headers.keys().filter(|name| self.needle.is_in_name(name.as_str())).cloned().collect();
+            headers.keys().filter(|name| self.needles.head.is_in_name(name.as_str())).cloned().collect();
         for name in named {
             count += u64::from(headers.remove(name).is_some());
         }
         for value in headers.values_mut() {
-            if let Some((masked, found)) = self.needle.mask(value.as_bytes()) {
+            if let Some((masked, found)) = self.needles.head.mask(value.as_bytes()) {
                 count += found;
                 *value = HeaderValue::from_bytes(&masked).unwrap_or_else(|_| HeaderValue::from_static("*"));
             }

@@ -4,7 +4,7 @@ use http::header::SEC_WEBSOCKET_EXTENSIONS;
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Uri, Version};
 
-use crate::config::{Compressed, Injection, Place, Provider, Scrub, catalogue};
+use crate::config::{Compressed, Place, Provider, Scrub, catalogue, places};
 use crate::forward::headers;
 use crate::inject;
 use crate::model::{Code, Fault};
@@ -61,9 +61,8 @@ impl Outgoing {
         let is_credential = |raw: &str| {
             let pair = Pair { raw };
             // What is put in replaces what the caller sent of the same name.
-            let injected =
-                |each: &Injection| matches!(&each.place, Place::Query { name } if pair.name_is(name));
-            if provider.inject.iter().any(injected) {
+            let all = places(&provider.inject).chain(places(&key.config.inject));
+            if all.filter_map(Place::query).any(|name| pair.name_is(name)) {
                 return true;
             }
             // `keep` names a query parameter as `?name`.
@@ -74,14 +73,9 @@ impl Outgoing {
         if self.websocket {
             headers::put_websocket(&mut fields);
         }
-        let target = inject::put(
-            provider,
-            &route.path,
-            &key.config.secret,
-            &route.target,
-            &mut fields,
-            is_credential,
-        )?;
+        inject::strip_places(&mut fields, provider, &key.config);
+        let target =
+            inject::put(provider, &key.config, &route.path, &route.target, &mut fields, is_credential)?;
         Ok(request(self.method.clone(), target, fields))
     }
 }
@@ -123,9 +117,12 @@ fn is_credential(member: &[u8], provider: &Provider) -> bool {
 }
 
 /// Trailers as they leave: nothing that could not be a header of the request.
-pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
+pub(super) fn strip_trailers(trailers: &mut HeaderMap, to: Option<&Provider>) {
     headers::strip_hop_by_hop(trailers);
     inject::strip_headers(trailers, &[]);
+    for name in to.into_iter().flat_map(|provider| places(&provider.inject)).filter_map(Place::header) {
+        trailers.remove(name);
+    }
 }
 
 fn request(method: Method, target: Uri, fields: HeaderMap) -> Request<()> {

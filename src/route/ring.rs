@@ -80,7 +80,7 @@ pub struct RingKey {
     /// Its settings and secret.
     pub config: KeyConfig,
     /// Its secret's fingerprint under the store's salt.
-    fingerprint: ArcSwap<Fingerprint>,
+    fingerprint: ArcSwap<Option<Fingerprint>>,
     state: Arc<KeyState>,
 }
 
@@ -212,7 +212,7 @@ impl Ring {
         }
         self.salt.store(Arc::new(Salt(*salt)));
         for key in self.all().iter().flat_map(|keys| &keys.keys) {
-            key.fingerprint.store(Arc::new(Fingerprint::of(&key.config.secret, salt)));
+            key.fingerprint.store(Arc::new(fingerprint_of(&key.config, salt)));
         }
     }
 
@@ -232,6 +232,10 @@ impl Ring {
     }
 }
 
+fn fingerprint_of(key: &KeyConfig, salt: &[u8; 32]) -> Option<Fingerprint> {
+    key.secret.as_ref().map(|secret| Fingerprint::of(secret, salt))
+}
+
 impl RingKey {
     /// `before` is what was known under its id.
     fn new(config: &KeyConfig, salt: &[u8; 32], before: Option<&Self>) -> Self {
@@ -240,12 +244,12 @@ impl RingKey {
         if before.is_none_or(|before| before.config.disabled != config.disabled) {
             state.off.store(config.disabled, Ordering::Relaxed);
         }
-        let fingerprint = ArcSwap::from_pointee(Fingerprint::of(&config.secret, salt));
+        let fingerprint = ArcSwap::from_pointee(fingerprint_of(config, salt));
         Self { fingerprint, state, config: config.clone() }
     }
 
-    /// Its secret's fingerprint.
-    pub fn fingerprint(&self) -> Fingerprint {
+    /// Its secret's fingerprint; `None` while it has no secret.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
         **self.fingerprint.load()
     }
 
@@ -256,7 +260,7 @@ impl RingKey {
             pool: self.config.pool.clone(),
             group: self.config.group.clone(),
             max_concurrent_uses: self.config.max_concurrent_uses,
-            fingerprint: Some(self.fingerprint()),
+            fingerprint: self.fingerprint(),
         }
     }
 
@@ -348,7 +352,9 @@ impl ProviderKeys {
         let members = || {
             fitting.members.iter().filter(move |(at, _)| {
                 let key = &self.keys[*at];
-                (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || key.fingerprint())
+                // Without a secret there is nothing to lend.
+                let Some(fingerprint) = key.fingerprint() else { return false };
+                (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || fingerprint)
             })
         };
         let rows = members().map(|(at, pool)| self.row(*at, *pool, model.name(), now));
@@ -366,7 +372,7 @@ impl ProviderKeys {
                 let turn = self.clock.turns.fetch_add(1, Ordering::Relaxed);
                 self.keys[at].state.chosen(turn, now);
             }
-            candidates.push(self.candidate(at));
+            candidates.extend(self.candidate(at));
         });
         candidates
     }
@@ -388,14 +394,15 @@ impl ProviderKeys {
         self.keys.iter().enumerate().map(explained).collect()
     }
 
-    fn candidate(&self, at: usize) -> Candidate {
+    /// `None` for a key whose secret could not be had yet.
+    fn candidate(&self, at: usize) -> Option<Candidate> {
         let key = &self.keys[at];
-        Candidate {
+        Some(Candidate {
             key: key.config.id.clone(),
             pool: key.config.pool.clone(),
             group: key.group(),
-            fingerprint: key.fingerprint(),
-        }
+            fingerprint: key.fingerprint()?,
+        })
     }
 
     /// One key by id.
@@ -406,7 +413,7 @@ impl ProviderKeys {
     /// Whether a key that the store just lent, with the secret of this fingerprint, may be used: not switched
     /// off, removed or given another secret here meanwhile.
     pub fn confirm(&self, id: &KeyId, fingerprint: Fingerprint) -> bool {
-        self.key(id).is_some_and(|key| key.state.is_on() && key.fingerprint() == fingerprint)
+        self.key(id).is_some_and(|key| key.state.is_on() && key.fingerprint() == Some(fingerprint))
     }
 
     /// A person switched the key on or off.

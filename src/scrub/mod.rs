@@ -1,7 +1,8 @@
 //! What an answer must not bring back: the leased secret, masked at equal length wherever the provider
 //! echoes it.
 //!
-//! One [`Needle`] a key knows every form of its secret: as it is, each character percent-encoded (once or
+//! One [`Needle`] a key knows every form of its secret, or of several where a key is put in as more than one
+//! text (Basic: its base64, and the password in it): as it is, each character percent-encoded (once or
 //! twice over) or escaped as in JSON or not, in any mix, and the base64 of any text that holds it, in
 //! either alphabet. It masks what is whole ([`Needle::mask`]: header values, reason phrases, trailers, a
 //! WebSocket's messages) and, through a [`Scrubber`], what streams.

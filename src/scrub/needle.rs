@@ -1,4 +1,4 @@
-//! Finding the forms of one secret in a text, fast where there are none.
+//! Finding the forms of one key's secrets in a text, fast where there are none.
 
 use zeroize::Zeroizing;
 
@@ -12,10 +12,11 @@ const WINDOW: usize = 8;
 /// The set of four-byte parts of all forms is a filter of so many bits.
 const FILTER_BITS: usize = 1 << 16;
 
-/// One secret, made ready to be looked for. Made once a key: it takes some 8 KiB, wiped at its end.
+/// One key's secrets, made ready to be looked for: most have one. Made once a key: it takes some 8 KiB, wiped
+/// at its end.
 pub struct Needle {
     forms: Vec<Form>,
-    secret: Secret,
+    secrets: Vec<Secret>,
     /// The longest that a form can be when every symbol is spelt at its longest.
     longest: usize,
     /// From sample to sample. A form is never shorter than `stride` and a window, less one, so one sample
@@ -46,7 +47,13 @@ pub(super) trait Sink {
 impl Needle {
     /// For `secret`, which must not be empty.
     pub fn new(secret: &Secret) -> Self {
-        let forms = forms::of(secret.expose().as_bytes());
+        Self::of(std::slice::from_ref(secret))
+    }
+
+    /// For all of `secrets`, of which none may be empty.
+    pub fn of(secrets: &[Secret]) -> Self {
+        let forms: Vec<Form> =
+            secrets.iter().flat_map(|secret| forms::of(secret.expose().as_bytes())).collect();
         let shortest = forms.iter().map(|form| form.0.len()).min().unwrap_or(0);
         let longest = forms.iter().map(|form| form.0.len()).max().unwrap_or(0) * LONGEST;
         let mut first = Zeroizing::new([false; 256]);
@@ -70,17 +77,7 @@ impl Needle {
             }
         }
         let stride = (shortest + 1).saturating_sub(WINDOW);
-        Self { forms, secret: secret.clone(), longest, stride, first, holds, parts }
-    }
-
-    /// Whether it looks for this secret.
-    pub fn is_of(&self, secret: &Secret) -> bool {
-        self.secret.expose() == secret.expose()
-    }
-
-    /// Whether the secret is too short to be looked for in a body.
-    pub fn is_short(&self) -> bool {
-        self.secret.expose().len() < super::LEAST
+        Self { forms, secrets: secrets.to_vec(), longest, stride, first, holds, parts }
     }
 
     /// `text` with every form masked, and how many there were; `None` where there is none.
@@ -99,21 +96,9 @@ impl Needle {
         text.map(|text| (text, count))
     }
 
-    /// Whether a header of this name (always lower case) carries the secret in it, as it is or percent-encoded.
+    /// Whether a header of this name (always lower case) carries a secret in it, as it is or percent-encoded.
     pub fn is_in_name(&self, name: &str) -> bool {
-        let secret = self.secret.expose().as_bytes();
-        if name.len() < secret.len() {
-            return false;
-        }
-        let mut name = Zeroizing::new(name.as_bytes().to_vec());
-        loop {
-            if name.windows(secret.len()).any(|part| part.eq_ignore_ascii_case(secret)) {
-                return true;
-            }
-            // Each round takes signs out, so there is a last one.
-            let Some(decoded) = decoded_once(&name) else { return false };
-            name = decoded;
-        }
+        self.secrets.iter().any(|secret| is_in_name(secret.expose().as_bytes(), name))
     }
 
     pub(super) fn longest(&self) -> usize {
@@ -191,6 +176,21 @@ fn decoded_once(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         at += if byte.is_some() { 3 } else { 1 };
     }
     (decoded.len() < text.len()).then_some(decoded)
+}
+
+fn is_in_name(secret: &[u8], name: &str) -> bool {
+    if name.len() < secret.len() {
+        return false;
+    }
+    let mut name = Zeroizing::new(name.as_bytes().to_vec());
+    loop {
+        if name.windows(secret.len()).any(|part| part.eq_ignore_ascii_case(secret)) {
+            return true;
+        }
+        // Each round takes signs out, so there is a last one.
+        let Some(decoded) = decoded_once(&name) else { return false };
+        name = decoded;
+    }
 }
 
 /// Whether the `%` or `\` at `at` may begin the spelling of one of `symbols`. A cheap look, not the last

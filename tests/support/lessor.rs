@@ -19,13 +19,16 @@ pub struct Key {
     id: String,
     provider: String,
     secret: String,
+    /// Where the secret comes from, as TOML; else its own variable.
+    source: Option<String>,
     lines: Vec<String>,
 }
 
 impl Key {
     /// A key of `openai` with this id; its secret is `sk-` and the id.
     pub fn new(id: &str) -> Self {
-        Self { id: id.into(), provider: "openai".into(), secret: format!("sk-{id}"), lines: Vec::new() }
+        let secret = format!("sk-{id}");
+        Self { id: id.into(), provider: "openai".into(), secret, source: None, lines: Vec::new() }
     }
 
     /// Of this provider.
@@ -38,6 +41,17 @@ impl Key {
     pub fn secret(mut self, secret: &str) -> Self {
         self.secret = secret.into();
         self
+    }
+
+    /// With its secret from there: the fields of the table, as TOML. `ENV` in it is the variable that holds it.
+    pub fn from(mut self, source: &str) -> Self {
+        self.source = Some(source.replace("ENV", &format!("env = {:?}", self.variable())));
+        self
+    }
+
+    /// With these headers: the fields of the table, as TOML.
+    pub fn headers(self, headers: &str) -> Self {
+        self.line(&format!("headers = {{ {headers} }}"))
     }
 
     /// With so many uses at once.
@@ -136,7 +150,8 @@ impl Setup {
         }
         for key in &self.keys {
             text.push_str(&format!("\n[[keys]]\nid = {:?}\nprovider = {:?}\n", key.id, key.provider));
-            text.push_str(&format!("secret = {{ env = {:?} }}\n", key.variable()));
+            let source = key.source.clone().unwrap_or_else(|| format!("env = {:?}", key.variable()));
+            text.push_str(&format!("secret = {{ {source} }}\n"));
             for line in &key.lines {
                 text.push_str(&format!("{line}\n"));
             }
@@ -160,7 +175,8 @@ impl Setup {
     pub fn spawn_in(self, home: Arc<Home>) -> Lessor {
         let config = home.path().join("lessor.toml");
         std::fs::write(&config, self.toml()).unwrap();
-        let secrets = self.keys.iter().map(|key| (key.variable(), key.secret.clone()));
+        let has = |key: &&Key| key.source.as_ref().is_none_or(|source| source.contains("env = "));
+        let secrets = self.keys.iter().filter(has).map(|key| (key.variable(), key.secret.clone()));
         let env: Vec<_> = secrets.chain(self.env.clone()).collect();
         let args = ["run".into(), "--config".into(), config.display().to_string()];
         Lessor::spawn(home, &args, &env)
@@ -183,6 +199,18 @@ impl Default for Home {
 }
 
 impl Home {
+    /// Writes a file there, executable where it is a script.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (path, new) = (self.path().join(name), self.path().join(format!("{name}.new")));
+        std::fs::write(&new, text).unwrap();
+        let mode = if text.starts_with("#!") { 0o700 } else { 0o600 };
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(mode)).unwrap();
+        // Whoever runs it meanwhile has the old one or the new one, whole.
+        std::fs::rename(&new, &path).unwrap();
+        path
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         self.0.path()

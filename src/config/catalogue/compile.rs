@@ -7,7 +7,7 @@ use super::reading::{compile_rules, compile_usage, compile_waits, remove_rules, 
 use super::schema::{OneOrMany, RawProvider};
 use super::{FieldError, GENERIC, UNSET, refuse};
 use crate::config::{
-    BaseUrlVariable, ErrorShape, Injection, ModelAfter, Origin, PathPattern, Place, Provider, Scrub,
+    BaseUrlVariable, ErrorShape, Format, Injection, ModelAfter, Origin, PathPattern, Place, Provider, Scrub,
 };
 use crate::model::ProviderName;
 
@@ -51,7 +51,7 @@ impl RawProvider {
             provider.base_url_is_users = true;
             provider.needs_base_url = false;
         }
-        self.fill(&mut provider, &mut errors);
+        self.fill(&mut provider, base, &mut errors);
         self.fill_reading(&mut provider, origin, &mut errors);
         // Whoever names a host for the proxy modes has said where the provider is; the first of several is
         // where the other mode and lessor's own checks go.
@@ -77,7 +77,7 @@ impl RawProvider {
     }
 
     /// Everything but `base_url`.
-    fn fill(&self, provider: &mut Provider, errors: &mut Vec<FieldError>) {
+    fn fill(&self, provider: &mut Provider, base: Option<&Provider>, errors: &mut Vec<FieldError>) {
         for (i, host) in self.hosts.iter().flatten().enumerate() {
             match parse_host(host) {
                 Ok(host) => push_new(&mut provider.hosts, host),
@@ -87,8 +87,8 @@ impl RawProvider {
         if let Some(patterns) = &self.host_patterns {
             provider.host_patterns.clear();
             for (i, pattern) in patterns.iter().enumerate() {
-                let bare = pattern.strip_prefix('*').unwrap_or(pattern);
-                match bare.strip_prefix('.').map(parse_host) {
+                let suffix = pattern.strip_prefix('*').unwrap_or(pattern);
+                match suffix.strip_prefix('.').map(parse_host) {
                     Some(Ok(host)) => provider.host_patterns.push(format!(".{host}")),
                     _ => refuse(
                         errors,
@@ -102,7 +102,7 @@ impl RawProvider {
             provider.ca_file = Some(path.clone());
         }
         if let Some(OneOrMany(inject)) = &self.inject {
-            provider.inject = compile_inject(inject, errors);
+            provider.inject = compile_inject(inject, base.map_or(&[], |base| &base.inject), errors);
         }
         if let Some(keep) = &self.keep {
             provider.keep.clear();
@@ -235,8 +235,7 @@ fn is_base_url_variable(one: &BaseUrlVariable) -> bool {
 /// A provider that says nothing of its own: a Bearer token, and the generic rules.
 fn blank(name: &ProviderName) -> Provider {
     let (rules, waits) = GENERIC.clone();
-    let bearer =
-        Place::Header { name: header::AUTHORIZATION, before: "Bearer ".into(), after: String::new() };
+    let bearer = Place::Header { name: header::AUTHORIZATION, value: Format::bearer() };
     Provider {
         name: name.clone(),
         base_url: Uri::from_static(UNSET),
@@ -245,7 +244,7 @@ fn blank(name: &ProviderName) -> Provider {
         hosts: Vec::new(),
         host_patterns: Vec::new(),
         ca_file: None,
-        inject: vec![Injection { path_prefix: None, place: bearer }],
+        inject: vec![Injection { path_prefix: None, places: vec![bearer] }],
         keep: Vec::new(),
         error_shape: ErrorShape::OpenAi,
         scrub: Scrub::On,

@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Method, Uri, header};
 
 use super::schema::{RawCheck, RawInject};
 use super::{FieldError, refuse};
-use crate::config::{Check, Injection, Place};
+use crate::config::{Check, Format, Injection, Place, places};
 
 /// The host of a URL that has one, in lower case and without port.
 pub(super) fn host_of(url: &Uri) -> String {
@@ -71,86 +71,112 @@ pub(super) fn parse_keep(text: &str) -> Result<String, String> {
     Ok(name.as_str().to_owned())
 }
 
-pub(super) fn compile_inject(raw: &[RawInject], errors: &mut Vec<FieldError>) -> Vec<Injection> {
+/// Entries with one `path_prefix` belong together: the key is put in all of their places. `base` is what the
+/// catalogue says.
+pub(super) fn compile_inject(
+    raw: &[RawInject],
+    base: &[Injection],
+    errors: &mut Vec<FieldError>,
+) -> Vec<Injection> {
     if raw.is_empty() {
         refuse(errors, "inject", "is empty; a request is never sent without its key");
     }
-    let mut all = Vec::new();
+    let mut all: Vec<Injection> = Vec::new();
     for (i, one) in raw.iter().enumerate() {
         let field =
             |name: &str| if raw.len() == 1 { format!("inject.{name}") } else { format!("inject.{i}.{name}") };
-        let last = i + 1 == raw.len();
-        match &one.path_prefix {
-            Some(_) if last => {
-                refuse(
-                    errors,
-                    field("path_prefix"),
-                    "must not stand on the last, which serves all other paths",
-                );
-            }
-            None if !last => {
-                refuse(
-                    errors,
-                    field("path_prefix"),
-                    "is missing; only the last goes without, the rest would never be used",
-                );
-            }
-            Some(prefix) if !prefix.starts_with('/') => {
-                refuse(errors, field("path_prefix"), format!("is `{prefix}`, must begin with `/`"));
-            }
-            _ => {}
+        if let Some(problem) = misplaced(one, raw.last(), &all) {
+            refuse(errors, field("path_prefix"), problem);
         }
-        match compile_place(one) {
-            Ok(place) => all.push(Injection { path_prefix: one.path_prefix.clone(), place }),
-            Err((name, problem)) => refuse(errors, field(name), problem),
+        let place = match compile_place(one) {
+            Ok(place) => place,
+            Err((name, problem)) => {
+                refuse(errors, field(name), problem);
+                continue;
+            }
+        };
+        // A query stands in the logs of everything on the way.
+        if let (Place::Query { .. }, Some(header)) = (&place, places(base).filter_map(Place::header).last()) {
+            let problem =
+                format!("would show the key in logs on the way; this provider takes it in `{header}`");
+            refuse(errors, field("query"), problem);
+        }
+        match all.iter_mut().find(|known| known.path_prefix == one.path_prefix) {
+            Some(known) if known.places.iter().any(|other| is_one_place(other, &place)) => {
+                let name = if place.header().is_some() { "header" } else { "query" };
+                refuse(errors, field(name), "is there twice for one path");
+            }
+            Some(known) => known.places.push(place),
+            None => all.push(Injection { path_prefix: one.path_prefix.clone(), places: vec![place] }),
         }
     }
     all
 }
 
+/// Why an entry stands in the wrong place of the list, behind the ways `before` it.
+fn misplaced(one: &RawInject, last: Option<&RawInject>, before: &[Injection]) -> Option<String> {
+    let is_new = !before.iter().any(|known| known.path_prefix == one.path_prefix);
+    match &one.path_prefix {
+        Some(prefix) if !prefix.starts_with('/') => Some(format!("is `{prefix}`, must begin with `/`")),
+        Some(_) if last.is_some_and(|last| std::ptr::eq(last, one)) => {
+            Some("must not stand on the last, which serves all other paths".into())
+        }
+        Some(_) if is_new && before.iter().any(|known| known.path_prefix.is_none()) => {
+            Some("stands behind an entry without one, which serves all other paths".into())
+        }
+        _ => None,
+    }
+}
+
+fn is_one_place(one: &Place, other: &Place) -> bool {
+    one.header() == other.header() && one.query() == other.query()
+}
+
 fn compile_place(raw: &RawInject) -> Result<Place, (&'static str, String)> {
+    if let Some(kind) = raw.kind {
+        let alone = raw.header.is_none() && raw.query.is_none() && raw.format.is_none();
+        return kind.place().filter(|_| alone).ok_or_else(|| {
+            ("kind", "is \"bearer\" or \"basic\", and says all: without header, query and format".to_owned())
+        });
+    }
+    let format = |usual: fn() -> Format| match &raw.format {
+        Some(format) => Format::parse(format).map_err(|problem| ("format", problem)),
+        None => Ok(usual()),
+    };
     let header = match (&raw.header, &raw.query) {
         (Some(header), None) => header,
-        (None, Some(query)) if raw.format.is_some() => {
-            return Err((
-                "format",
-                format!("is for headers; the query parameter `{query}` is the bare secret"),
-            ));
-        }
         (None, Some(query)) if query.is_empty() => return Err(("query", "is empty".into())),
-        (None, Some(query)) => return Ok(Place::Query { name: query.clone() }),
-        _ => return Err(("header", "or `query` must be given, one of them".into())),
+        (None, Some(query)) => return Ok(Place::Query { name: query.clone(), value: format(Format::bare)? }),
+        _ => return Err(("header", "or `query` or `kind` must be given, one of them".into())),
     };
     let name: HeaderName =
         header.parse().map_err(|_| ("header", format!("is `{header}`, which is no header name")))?;
-    // These frame or route the message; a key in one would break it, or not arrive.
-    let framing = [
-        header::HOST,
-        header::CONTENT_LENGTH,
-        header::TRANSFER_ENCODING,
-        header::CONNECTION,
-        header::UPGRADE,
-        header::TE,
-        header::TRAILER,
-        header::EXPECT,
-        header::PROXY_AUTHORIZATION,
-    ];
-    if framing.contains(&name) {
+    if is_framing(&name) || name == header::PROXY_AUTHORIZATION {
         return Err(("header", format!("is `{header}`, which no provider reads a key from")));
     }
-    let format = match &raw.format {
-        Some(format) => format.as_str(),
-        None if name == header::AUTHORIZATION => "Bearer {secret}",
-        None => "{secret}",
-    };
-    let parts: Vec<&str> = format.split("{secret}").collect();
-    let [before, after] = parts.as_slice() else {
-        return Err(("format", "must contain {secret} once".into()));
-    };
-    if !format.bytes().all(|b| (b' '..=b'~').contains(&b)) {
-        return Err(("format", "must be printable ASCII".into()));
-    }
-    Ok(Place::Header { name, before: (*before).into(), after: (*after).into() })
+    let usual = if name == header::AUTHORIZATION { Format::bearer } else { Format::bare };
+    Ok(Place::Header { value: format(usual)?, name })
+}
+
+/// Whether a header frames or routes the message, is for the next hop alone, or steers lessor: what a setting
+/// puts in one would break the message, or not arrive.
+pub(in crate::config) fn is_framing(name: &HeaderName) -> bool {
+    const NAMES: [&str; 11] = [
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "upgrade",
+        "http2-settings",
+        "te",
+        "trailer",
+        "expect",
+    ];
+    NAMES.contains(&name.as_str())
+        || name.as_str().starts_with("x-lessor-")
+        || name.as_str().starts_with("sec-websocket-")
 }
 
 pub(super) fn compile_check(raw: &RawCheck, errors: &mut Vec<FieldError>) -> Option<Check> {

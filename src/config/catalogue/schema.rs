@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::de::{self, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::config::{BaseUrlVariable, ErrorShape, Scrub, WaitFormat};
+use crate::config::{BaseUrlVariable, ErrorShape, Kind, Scrub, WaitFormat};
 use crate::model::{Class, Scope};
 
 /// A provider's table: every field may be left out.
@@ -73,11 +73,13 @@ pub struct RawProvider {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawInject {
-    /// The header that takes the key; or `query`.
+    /// The header that takes the key; or `query`, or `kind`.
     pub header: Option<String>,
-    /// The header's value with `{secret}` in it; without, `Bearer {secret}` for `authorization` and
-    /// the bare secret elsewhere.
+    /// The value, with `{secret}` or parts such as `{secret.app_id}` in it; without, `Bearer {secret}` for
+    /// `authorization` and the bare secret elsewhere.
     pub format: Option<String>,
+    /// `bearer` or `basic`: both stand in `authorization`.
+    pub kind: Option<Kind>,
     /// The query parameter that takes the key; or `header`.
     pub query: Option<String>,
     /// Only for paths that begin so.

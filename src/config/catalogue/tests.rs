@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::config::WaitPlace;
+use crate::config::{Format, Injection, WaitPlace, places};
 use crate::model::Class;
 
 const NAMES: [&str; 17] = [
@@ -112,8 +112,8 @@ fn a_provider_of_the_users_own_needs_an_address_only_and_gets_the_generic_rules(
     let own = raw.compile(&name("internal-llm"), None).unwrap();
     assert_eq!(own.hosts, ["llm.internal"]);
     assert_eq!(own.rules.len(), GENERIC.0.len());
-    assert!(matches!(&own.inject[0].place, Place::Header { name, before, .. }
-        if name == "authorization" && before == "Bearer "));
+    let bearer = Place::Header { name: header::AUTHORIZATION, value: Format::bearer() };
+    assert_eq!(own.inject, [Injection { path_prefix: None, places: vec![bearer] }]);
     assert_eq!(refused("internal-llm", ""), ["base_url"]);
     assert_eq!(refused("azure-openai", "error_shape = 'openai'"), ["base_url"]);
 }
@@ -175,7 +175,17 @@ fn every_mistake_is_named_with_its_field() {
         ("inject = { header = 'x', format = 'Token' }", "inject.format"),
         ("inject = { header = 'x', format = '{secret}{secret}' }", "inject.format"),
         ("inject = { header = 'x', path_prefix = '/a' }", "inject.path_prefix"),
-        ("inject = [{ header = 'x' }, { header = 'y' }]", "inject.0.path_prefix"),
+        ("inject = [{ header = 'x' }, { header = 'X' }]", "inject.1.header"),
+        (
+            "inject = [{ header = 'x' }, { header = 'y', path_prefix = '/a' }, { header = 'z' }]",
+            "inject.1.path_prefix",
+        ),
+        ("inject = [{ header = 'x', path_prefix = 'a' }, { header = 'y' }]", "inject.0.path_prefix"),
+        ("inject = { query = 'key' }", "inject.query"),
+        ("inject = { kind = 'basic', header = 'x' }", "inject.kind"),
+        ("inject = { kind = 'api_key' }", "inject.kind"),
+        ("inject = { header = 'x', format = '{secret}{secret.a}' }", "inject.format"),
+        ("inject = { header = 'x-lessor-key' }", "inject.header"),
         ("inject = []", "inject"),
         ("check = { path = 'x' }", "check.path"),
         ("check = { path = '/x', method = 'G T' }", "check.method"),
@@ -228,4 +238,38 @@ fn a_misspelt_field_is_refused_and_every_field_is_listed() {
 fn every_provider_says_where_answers_count_what_they_used_save_those_whose_jobs_do() {
     let silent: Vec<_> = builtin().values().filter(|p| p.usage.is_empty()).map(|p| p.name.as_str()).collect();
     assert_eq!(silent, ["runway"]);
+}
+
+#[test]
+fn entries_for_one_path_are_put_in_together_and_those_for_others_instead() {
+    let raw = table(
+        "base_url = 'https://h'\ninject = [{ query = 'k', path_prefix = '/q' }, \
+             { header = 'x-id', format = '{secret.id}' }, { header = 'x-key', format = 'v1 {secret.key}' }]",
+    );
+    let own = raw.compile(&name("own"), None).unwrap();
+    let places: Vec<_> =
+        own.inject.iter().map(|one| (one.path_prefix.as_deref(), one.places.len())).collect();
+    assert_eq!(places, [(Some("/q"), 1), (None, 2)]);
+}
+
+#[test]
+fn a_key_of_the_catalogue_goes_into_one_header_and_never_into_a_query() {
+    for provider in builtin().values() {
+        for way in &provider.inject {
+            assert_eq!(way.places.len(), 1, "{}", provider.name);
+            assert!(way.places[0].header().is_some(), "{}", provider.name);
+        }
+    }
+    // Where a provider takes several, this is the one.
+    let usual =
+        |name: &str| places(&builtin()[name].inject).filter_map(Place::header).last().unwrap().as_str();
+    for (name, header) in [
+        ("anthropic", "x-api-key"),
+        ("gemini", "x-goog-api-key"),
+        ("azure-openai", "api-key"),
+        ("deepseek", "authorization"),
+        ("elevenlabs", "xi-api-key"),
+    ] {
+        assert_eq!(usual(name), header, "{name}");
+    }
 }

@@ -248,15 +248,18 @@ impl Canary<'_> {
     /// The answer's bytes that are some key.
     fn leak(&self, came: &Came) -> Option<Check> {
         let whole = [&came.head[..], b"\n", &came.body].concat();
-        let key = self.config.keys.iter().find(|key| self.tools.finds(&key.secret, &whole))?;
-        let place = if self.tools.finds(&key.secret, &came.head) { "head or trailers" } else { "body" };
+        let finds = |secret: &Secret, text: &[u8]| self.tools.finds(secret, text);
+        let hidden = |key: &'_ &KeyConfig| key.hidden.iter().any(|secret| finds(secret, &whole));
+        let key = self.config.keys.iter().find(hidden)?;
+        let secret = key.hidden.iter().find(|secret| finds(secret, &whole))?;
+        let place = if finds(secret, &came.head) { "head or trailers" } else { "body" };
         let name = &self.provider.name;
         let advice = match self.provider.scrub {
             Scrub::Off => format!("set [providers.{name}] scrub = \"on\", which masks it"),
             Scrub::Headers if place == "body" => {
                 format!("set [providers.{name}] scrub = \"on\", which masks it there, too")
             }
-            _ if key.secret.expose().len() < crate::model::SHORT_SECRET => {
+            _ if secret.expose().len() < crate::model::SHORT_SECRET => {
                 "it is too short to be masked in bodies: use a longer key".into()
             }
             _ => "report this as a bug of lessor, and let no client near this provider until then".into(),

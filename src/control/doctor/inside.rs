@@ -52,7 +52,7 @@ pub async fn examine(patient: Patient, wanted: Wanted) -> Vec<Check> {
     let mut checks = settings(config);
     checks.extend(store);
     checks.extend(providers.into_iter().flatten());
-    let keys = config.keys.iter().map(|key| &key.secret);
+    let keys = config.keys.iter().flat_map(|key| key.hidden.iter());
     let secrets =
         keys.chain(config.apps.iter().filter_map(|app| app.token.as_ref())).chain(&config.admin_token);
     withhold(&mut checks, &secrets.collect::<Vec<_>>(), *tools);

@@ -60,12 +60,12 @@ pub async fn doctor(
     what: &Doctor,
     options: &Options,
     listen: impl FnOnce(&Path) -> Result<Listen, String>,
-    settings: impl FnOnce() -> Result<Config, ConfigError>,
+    settings: impl AsyncFnOnce() -> Result<Config, ConfigError>,
     tools: Tools,
 ) -> ExitCode {
     let (mut checks, exit) = match cli::served(options, listen).await {
         Ok(served) => (with_sidecar(what, options, &served, None, tools).await, None),
-        Err(Missing::Nobody(_)) => match settings() {
+        Err(Missing::Nobody(_)) => match settings().await {
             Ok(config) => (without_sidecar(what, options, config, tools).await, None),
             Err(error) => {
                 let advice = "correct that; `lessor check` says it again";
@@ -252,7 +252,9 @@ fn environment(changes: &Changes, served: &Served, config: Option<&Config>, tool
     let mut secrets = secrets_here(&names.map(String::as_str).collect::<Vec<_>>());
     // In a shell that is set up already, a placeholder stands where a key would.
     secrets.retain(|secret| !changes.set.values().any(|value| value == secret.expose()));
-    secrets.extend(config.into_iter().flat_map(|config| config.keys.iter().map(|key| key.secret.clone())));
+    secrets.extend(
+        config.into_iter().flat_map(|config| &config.keys).flat_map(|key| key.hidden.iter().cloned()),
+    );
     let left = |(name, value): (OsString, OsString)| {
         let name = name.into_string().ok()?;
         let is_left = !changes.unset.contains(&name) && !changes.set.contains_key(&name);

@@ -1,0 +1,123 @@
+//! Reading a configuration with all of its secrets, as often as need be.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::commands::{Given, SecretCommand, Secrets};
+use super::errors::Mistake;
+use super::{Config, ConfigError, file, zero};
+
+/// How long files may take to be read: one may lie on a mount that is gone, or be a pipe without an end.
+const READ: Duration = Duration::from_secs(30);
+
+/// Where a configuration comes from.
+#[derive(Debug, Clone)]
+pub enum ConfigSource {
+    /// A file, with the variables of this process.
+    File(PathBuf),
+    /// The variables of this process alone.
+    Environment,
+}
+
+/// Reads one configuration again and again, and knows when it is time to. Whoever serves by it keeps one.
+#[derive(Debug)]
+pub struct Loader {
+    source: ConfigSource,
+    secrets: Secrets,
+    adapt: fn(Config) -> Config,
+}
+
+impl Loader {
+    /// Reads `source`.
+    pub fn new(source: ConfigSource) -> Self {
+        Self { source, secrets: Secrets::default(), adapt: |config| config }
+    }
+
+    /// From now on passes what is read through `adapt`.
+    pub fn adapt(&mut self, adapt: fn(Config) -> Config) {
+        self.adapt = adapt;
+    }
+
+    /// Reads and checks the configuration with its secrets as they are now: files are read anew, commands that are
+    /// due run, and others have what they gave before.
+    ///
+    /// # Errors
+    /// Every mistake of the configuration. A command that fails is none: its key has what it had, or is pending.
+    ///
+    /// Safe to drop: what was not finished is due still.
+    pub async fn load(&mut self) -> Result<Config, ConfigError> {
+        let (config, commands) = match read(&self.source, self.secrets.given()).await {
+            Ok(read) => read,
+            Err(error) => {
+                self.secrets.put_off();
+                return Err(error);
+            }
+        };
+        // Only for a configuration that is sound otherwise is anything run.
+        let config = if self.secrets.run_due(commands, &config.secret_variables).await {
+            read(&self.source, self.secrets.given()).await?.0
+        } else {
+            config
+        };
+        Ok((self.adapt)(config))
+    }
+
+    /// The same without running a command, for who needs no secret: keys whose secrets come from one are pending.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn load_without_commands(&self) -> Result<Config, ConfigError> {
+        read_now(&self.source, &Given::none()).map(|(config, _)| (self.adapt)(config))
+    }
+
+    /// When a command is due, so that the configuration is to be read again; `None` where none ever is.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.secrets.next_due()
+    }
+
+    /// Makes every command due: a person asked for a reading of everything.
+    pub fn make_all_due(&mut self) {
+        self.secrets.make_all_due();
+    }
+
+    /// The keys that have no secret, and why, one line each.
+    pub fn pending(&self) -> Vec<String> {
+        self.secrets.pending()
+    }
+}
+
+fn read_now(source: &ConfigSource, given: &Given) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
+    let (mut config, commands) = match source {
+        ConfigSource::File(path) => file::load_given(path, given)?,
+        ConfigSource::Environment => (zero::from_environment(&|name| std::env::var(name).ok())?, Vec::new()),
+    };
+    if config.keys.is_empty() {
+        let nothing = "there is no key: every request to a provider will be refused; add [[keys]]";
+        config.warnings.push(nothing.into());
+    }
+    Ok((config, commands))
+}
+
+/// Files block, and no thread of the runtime may.
+async fn read(source: &ConfigSource, given: Arc<Given>) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
+    let own = source.clone();
+    let reading = tokio::task::spawn_blocking(move || read_now(&own, &given));
+    let failed = |problem: String| {
+        let name = match source {
+            ConfigSource::File(path) => path.display().to_string(),
+            ConfigSource::Environment => zero::ORIGIN.to_owned(),
+        };
+        ConfigError { mistakes: vec![Mistake::of(&name, problem)] }
+    };
+    match tokio::time::timeout(READ, reading).await {
+        Ok(Ok(read)) => read,
+        // A panic's payload could be anything.
+        Ok(Err(_panic)) => Err(failed("could not be read: a mistake of lessor's own".into())),
+        Err(_) => Err(failed(format!(
+            "was not read within {READ:?}: is it, or a file that it names, a pipe or on a mount that is gone?"
+        ))),
+    }
+}
