@@ -118,8 +118,8 @@ impl GroupName {
             .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
             .take(40)
             .collect();
-        let hash = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect::<String>();
-        Self(format!("auto.{readable}-{hash}").into())
+        let hash = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
+        Self(format!("auto.{readable}-{hash:08x}").into())
     }
 }
 

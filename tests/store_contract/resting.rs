@@ -499,7 +499,7 @@ pub async fn a_learned_cap_ends_no_lease_and_is_forgotten_after_a_day<B: Backend
         (view.learned_concurrent_uses, view.group_concurrent_uses)
     };
     assert_eq!(learned().await, (Some(1), Some(1)));
-    pass!(world, HOUR * 24 - SECOND);
+    pass!(world, (HOUR * 24).saturating_sub(SECOND));
     assert_eq!(learned().await, (Some(1440), Some(1440)));
     pass!(world, SECOND + B::SLACK);
     assert_eq!(learned().await, (None, None));
