@@ -16,11 +16,12 @@ const TURNS: u32 = 20_000;
 fn main() {
     println!("keys   ns fitting   ns rank");
     for count in [3, 20, 200] {
-        let keys: String = (0..count)
+        let keys: Vec<String> = (0..count)
             .map(|nth| {
                 format!("[[keys]]\nid = \"k{nth}\"\nprovider = \"openai\"\nsecret = {{ env = \"K{nth}\" }}\n")
             })
             .collect();
+        let keys = keys.concat();
         let config = config::load_str(&keys, "bench.toml", &|name| Some(format!("sk-{name}"))).unwrap();
         let ring = Ring::new(&config);
         let keys = ring.of("openai").unwrap();
