@@ -345,7 +345,7 @@ impl ProviderKeys {
     }
 
     /// The best candidates that are wanted, in the order in which the store shall try them (see
-    /// [`rank`](super::rank)). Keys switched off here are left out, unless all are.
+    /// `super::rank`). Keys switched off here are left out, unless all are.
     pub fn rank(&self, fitting: &Fitting, model: &ModelKnown, wanted: &Wanted<'_>) -> Vec<Candidate> {
         let now = self.clock.now();
         let any_on = fitting.members.iter().any(|(at, _)| self.keys[*at].state.is_on());

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, Method, Version};
 
 use crate::model::{Code, Fault};
 
-/// Whether these are the headers of a request for an upgrade. Of those, [`refuse_bad_upgrade`] lets only
+/// Whether these are the headers of a request for an upgrade. Of those, `refuse_bad_upgrade` lets only
 /// WebSocket handshakes through. The mere offer of `h2c` is none: Java's client makes it with each request over
 /// plain http, and whoever does not take it up answers as if it were not there (RFC 9110, section 7.8). It is
 /// taken out on the way like all that is hop-by-hop, so no provider sees it.
