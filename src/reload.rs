@@ -2,7 +2,7 @@
 //!
 //! SIGHUP asks for it, and so do a change of any file that the configuration was read from and a command that is due
 //! to give a secret anew; a command whose secret is the same changes nothing. Files are looked at
-//! every [`LOOK`] rather than watched: what Kubernetes swaps is a link above the file, and some file systems tell
+//! every `LOOK` rather than watched: what Kubernetes swaps is a link above the file, and some file systems tell
 //! of nothing. A file that still changes is given time to settle, for half a file may well be valid.
 //!
 //! Requests under way keep what they began with. A configuration that cannot be taken changes nothing.

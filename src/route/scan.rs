@@ -1,5 +1,5 @@
 //! Reads the model that a body names while it streams by: the top-level `model` of a JSON object, without a
-//! parse of the rest, or the field of that name of a form ([`FormScan`]).
+//! parse of the rest, or the field of that name of a form (`FormScan`).
 //!
 //! Two depths of care: to the *first* `model` where only a cooldown's scope depends on it; to the
 //! *end* where a key's `models` do, since a second `model` later in the body must not slip past.

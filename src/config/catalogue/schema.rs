@@ -43,9 +43,9 @@ pub struct RawProvider {
     pub waits: Option<Vec<RawWait>>,
     /// Waits of the catalogue that no longer count: headers, pointers or phrases of theirs, or `*` for all.
     pub remove_waits: Option<Vec<String>>,
-    /// See [`Provider::organization_header`].
+    /// See [`crate::config::Provider::organization_header`].
     pub organization_header: Option<String>,
-    /// See [`Provider::max_uses_header`].
+    /// See [`crate::config::Provider::max_uses_header`].
     pub max_uses_header: Option<String>,
     /// Where answers say what they used.
     pub usage: Option<Vec<RawUsage>>,
