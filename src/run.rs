@@ -44,7 +44,7 @@ use crate::scrub::Needle;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
 use crate::store::sqlite::{OpenError, SqliteStore};
-use crate::store::{Store, StoreError};
+use crate::store::{Snapshot, Store, StoreError, StoreTime};
 use crate::watch::Watcher;
 
 /// How long the admin doors may take to close at the end.
@@ -276,6 +276,7 @@ impl Running {
             events: events.clone(),
             followers: Arc::new(Semaphore::new(admin::FOLLOWERS)),
             hands: Arc::new(Reach {
+                watcher: watcher.clone(),
                 checks,
                 ring,
                 walk: walk.clone(),
@@ -536,6 +537,7 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
 
 /// What the admin doors may ask of the running proxy.
 struct Reach {
+    watcher: Watcher,
     checks: Checks,
     ring: Arc<Ring>,
     walk: Proxy,
@@ -566,6 +568,10 @@ impl Hands for Reach {
             keys.switch(key, on);
         }
         self.leases.wake(provider);
+    }
+
+    fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime) {
+        self.watcher.saw(provider, seen, asked);
     }
 
     fn doctors_tools(&self) -> Tools {

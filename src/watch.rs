@@ -19,7 +19,7 @@ use crate::events::{Events, What};
 use crate::lease::{Gone, Lost, Witness};
 use crate::model::{KeyId, LeaseId, ModelName, ProviderName, Scope};
 use crate::route::ring::Ring;
-use crate::store::{Reason, Report, Reported, Store, StoreError, StoreEvent, StoreTime};
+use crate::store::{Reason, Report, Reported, Snapshot, Store, StoreError, StoreEvent, StoreTime};
 
 mod book;
 
@@ -62,6 +62,14 @@ impl Watcher {
     pub async fn begin(&self) {
         let all = self.0.ring.all();
         join_all(all.iter().map(|keys| self.0.look(&keys.provider.name))).await;
+    }
+
+    /// Somebody else looked, and `asked` then: what a person just changed is told before he hears that it is
+    /// done, so that it is also seen where the next change follows at once.
+    pub fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime) {
+        let mut book = self.0.book();
+        let happened = book.saw(provider, seen, asked, self.0.store.now());
+        self.0.events.tell_all(happened);
     }
 
     /// The task; ends with `stop`.

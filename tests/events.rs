@@ -198,6 +198,24 @@ async fn a_store_that_goes_away_and_comes_back_is_told() {
 }
 
 #[tokio::test]
+async fn a_configuration_that_was_read_again_is_told_and_the_stream_goes_on() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a"));
+    let lessor = setup.clone().start().await;
+    let mut events = Events::of(&lessor).await;
+    let file = lessor.home().path().join("lessor.toml");
+    std::fs::write(&file, setup.set("ranking.jitter", "0").toml()).unwrap();
+    lessor.signal(rustix::process::Signal::HUP);
+    let (_, taken) = events.next().await;
+    assert_eq!(
+        (&taken["event"], &taken["config"]),
+        (&json!("config_reloaded"), &json!(file.to_str().unwrap()))
+    );
+    let weights = lessor.admin("/v1/status?explain=true").await.json();
+    assert_eq!(weights["ranking"]["jitter"], 0.0, "and counts at once");
+}
+
+#[tokio::test]
 async fn the_streams_end_when_lessor_stops_and_do_not_hold_it_up() {
     let provider = Provider::start(openai).await;
     let mut lessor = Setup::openai(&provider).key(Key::new("a")).start().await;

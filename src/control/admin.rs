@@ -37,7 +37,7 @@ use crate::control::doctor::{Tools, inside};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::model::{AppName, KeyId, OwnerId, ProviderName};
-use crate::store::{Store, StoreError};
+use crate::store::{Snapshot, Store, StoreError, StoreTime};
 
 mod answers;
 mod changes;
@@ -94,6 +94,8 @@ pub trait Hands: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>>;
     /// The process's own view: a person switched the key on or off.
     fn switched(&self, provider: &ProviderName, key: &KeyId, on: bool);
+    /// What the store holds, as it was asked for then, after a person changed something.
+    fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime);
     /// What an examination borrows from the rooms.
     fn doctors_tools(&self) -> Tools;
     /// How many requests wait for a key.

@@ -22,6 +22,10 @@ const FRESH_US: u64 = 10_000_000;
 /// that it is chance: a short prompt here, a long one there.
 const SLOW: f32 = 2.0;
 
+/// How slow it was counts half after this long: a key that is not used because it was slow must be tried
+/// again to be seen to be fast.
+const SLOW_HALVES_US: f32 = 10_000_000.0;
+
 /// How many candidates are found without sorting all.
 const FEW: usize = 4;
 
@@ -52,6 +56,8 @@ pub struct Row {
     pub limited: f32,
     /// ms to an answer's first byte lately; 0: not known.
     pub first_byte_ms: f32,
+    /// µs since that was seen.
+    pub first_byte_age_us: u64,
 }
 
 /// What a key's score is made of, each in 0..=1.
@@ -90,7 +96,7 @@ impl Terms {
         }
         let minute = 60_000_000.0;
         Self {
-            capacity: free * speed(row.first_byte_ms, usual_ms),
+            capacity: free * speed(row, usual_ms),
             idle: row
                 .idle_us
                 .map_or(1.0, |idle| idle.min(IDLE_SATURATES_US) as f64 / IDLE_SATURATES_US as f64),
@@ -115,10 +121,15 @@ impl Terms {
     }
 }
 
-/// 1, and less for a key whose answers begin much later than is usual.
-fn speed(own_ms: f32, usual_ms: f32) -> f64 {
-    let slow_ms = usual_ms * SLOW;
-    if own_ms > slow_ms && slow_ms > 0.0 { f64::from(slow_ms / own_ms) } else { 1.0 }
+/// 1, and less for a key whose answers began much later than is usual.
+#[allow(clippy::cast_precision_loss)]
+fn speed(row: &Row, usual_ms: f32) -> f64 {
+    if usual_ms <= 0.0 || row.first_byte_ms <= usual_ms * SLOW {
+        return 1.0;
+    }
+    let beyond = row.first_byte_ms / usual_ms - 1.0;
+    let times = 1.0 + beyond * (-(row.first_byte_age_us as f32) / SLOW_HALVES_US).exp2();
+    if times > SLOW { f64::from(SLOW / times) } else { 1.0 }
 }
 
 /// 1 just now, 0 from [`FRESH_US`] on; as much less with each doubling of the time.
@@ -284,6 +295,7 @@ mod tests {
             failed: 0.0,
             limited: 0.0,
             first_byte_ms: 300.0,
+            first_byte_age_us: 0,
         }
     }
 
@@ -373,6 +385,18 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_was_slow_is_believed_to_be_less_so_as_time_goes_on() {
+        let after = |seconds| {
+            let slow = Row { first_byte_ms: 2700.0, first_byte_age_us: seconds * SECOND, ..row(0) };
+            Terms::of(&slow, 300.0).capacity
+        };
+        assert_eq!(
+            [after(0), after(10), after(20), after(30)],
+            [2.0 / 9.0_f32, 0.4, 2.0 / 3.0, 1.0].map(f64::from)
+        );
+    }
+
+    #[test]
     fn one_failure_is_not_all_that_is_known() {
         let once = Terms::of(&Row { served: 0.0, failed: 1.0, ..row(0) }, 0.0);
         assert_eq!((once.success, once.error), (0.5, 0.5));
@@ -438,6 +462,7 @@ mod tests {
                     failed,
                     limited,
                     first_byte_ms,
+                    first_byte_age_us: rest,
                 }
             },
         )

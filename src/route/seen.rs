@@ -18,8 +18,8 @@ use crate::model::{Class, GroupName, ModelName};
 const HALF_LIFE: Duration = Duration::from_mins(2);
 /// A first byte seen longer ago than this tells nothing about now.
 const STALE: Duration = Duration::from_mins(10);
-/// What one sample moves the mean of first bytes by: an eighth of the way.
-const SAMPLE: f32 = 0.125;
+/// So many samples make a mean of first bytes, and so many it follows.
+const SAMPLES: u32 = 8;
 /// Models of one key whose rests are remembered. Callers name models, so there must be a bound; past it the
 /// rest that ends first goes, which costs a try.
 const MODELS: usize = 16;
@@ -115,7 +115,7 @@ impl KeyState {
 
     /// The mean time to the first byte, in ms; 0: not known.
     pub(super) fn first_byte_ms(&self, now: u64) -> f32 {
-        self.first_byte.at(now)
+        self.first_byte.at(now).0
     }
 
     /// All of it as numbers.
@@ -124,6 +124,7 @@ impl KeyState {
             time.load(Ordering::Relaxed).checked_sub(1).map(|time| now.saturating_sub(time))
         };
         let (failed, limited) = (self.failed.at(now), self.limited.at(now));
+        let first_byte = self.first_byte.at(now);
         Row {
             at,
             pool,
@@ -136,7 +137,8 @@ impl KeyState {
             served: self.served.at(now),
             failed,
             limited,
-            first_byte_ms: self.first_byte.at(now),
+            first_byte_ms: first_byte.0,
+            first_byte_age_us: first_byte.1,
         }
     }
 }
@@ -191,22 +193,36 @@ fn faded(count: f32, age: u64) -> f32 {
     if age < 2 * TICK_US { count } else { count * (-(age as f32) / HALF_LIFE.as_micros() as f32).exp2() }
 }
 
-/// A running mean that is forgotten when nothing more comes.
+/// A running mean of times, by their logarithms: one that took a hundred times as long, when a machine stood
+/// still, does not even double it. It is forgotten when nothing more comes. In one atomic: the mean, the second in
+/// which it was true (27 bits, four years), and how many samples it is of (5 bits, up to [`SAMPLES`]).
 #[derive(Debug, Default)]
-struct Mean(Stamped);
+struct Mean(AtomicU64);
 
 impl Mean {
     fn add(&self, sample: Duration, now: u64) {
-        let sample = (sample.as_secs_f32() * 1e3).max(f32::MIN_POSITIVE);
-        self.0.update(now, |mean, age| {
-            if mean == 0.0 || Self::is_stale(age) { sample } else { mean + (sample - mean) * SAMPLE }
+        let sample = (sample.as_secs_f32() * 1e3).max(0.001).ln();
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |packed| {
+            let (mean, age, count) = Self::unpack(packed, now);
+            let count = if Self::is_stale(age) { 1 } else { (count + 1).min(u64::from(SAMPLES)) };
+            #[allow(clippy::cast_precision_loss)] // at most SAMPLES
+            let mean = if count == 1 { sample } else { mean + (sample - mean) / count as f32 };
+            let second = (now / 1_000_000) & 0x07ff_ffff;
+            Some(u64::from(mean.to_bits()) << 32 | second << 5 | count)
         });
     }
 
-    /// In ms; 0: not known.
-    fn at(&self, now: u64) -> f32 {
-        let (mean, age) = self.0.load(now);
-        if Self::is_stale(age) { 0.0 } else { mean }
+    /// In ms, and its age in µs; 0: too little is known.
+    fn at(&self, now: u64) -> (f32, u64) {
+        let (mean, age, count) = Self::unpack(self.0.load(Ordering::Relaxed), now);
+        let known = count >= u64::from(SAMPLES) && !Self::is_stale(age);
+        (if known { mean.exp() } else { 0.0 }, age)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the upper half
+    fn unpack(packed: u64, now: u64) -> (f32, u64, u64) {
+        let second = (packed >> 5) & 0x07ff_ffff;
+        (f32::from_bits((packed >> 32) as u32), now.saturating_sub(second * 1_000_000), packed & 0x1f)
     }
 
     fn is_stale(age: u64) -> bool {
@@ -307,21 +323,31 @@ mod tests {
             }
         });
         let row = state.row(0, 0, 8, None, 5);
-        assert_eq!((row.in_flight, row.served, row.first_byte_ms), (0, 4000.0, 20.0));
+        assert_eq!((row.in_flight, row.served), (0, 4000.0));
+        assert!((row.first_byte_ms - 20.0).abs() < 0.1, "{row:?}");
     }
 
     #[test]
-    fn a_first_byte_is_a_running_mean_that_is_forgotten_in_time_and_never_learned_from_a_failure() {
+    fn a_first_byte_is_known_after_some_and_one_stall_among_them_does_not_even_double_it() {
         let state = KeyState::default();
-        assert_eq!(state.first_byte_ms(0), 0.0, "nothing is known");
-        let took = |ms, ended| state.returned(ended, Some(Duration::from_millis(ms)), SECOND);
-        (0..4).for_each(|_| state.lent(None, 0));
-        took(100, Ended::Well);
-        took(900, Ended::Well);
-        assert_eq!(state.first_byte_ms(SECOND), 200.0);
-        took(1, Ended::Badly);
-        assert_eq!(state.first_byte_ms(SECOND), 200.0);
+        let took = |ms, ended, now| {
+            state.lent(None, now);
+            state.returned(ended, Some(Duration::from_millis(ms)), now);
+        };
+        took(20_000, Ended::Well, SECOND);
+        (0..6).for_each(|_| took(100, Ended::Well, SECOND));
+        (0..6).for_each(|_| took(1, Ended::Badly, SECOND));
+        assert_eq!(state.first_byte_ms(SECOND), 0.0, "too few, and nothing is learned from failures");
+        took(100, Ended::Well, SECOND);
+        let known = state.first_byte_ms(SECOND);
+        assert!((100.0..200.0).contains(&known), "{known}");
+        (0..40).for_each(|_| took(800, Ended::Well, 3 * SECOND));
+        let row = state.row(0, 0, 8, None, 5 * SECOND);
+        assert!((780.0..=801.0).contains(&row.first_byte_ms), "it follows: {row:?}");
+        assert_eq!(row.first_byte_age_us, 2 * SECOND);
         assert_eq!(state.first_byte_ms(SECOND * 700), 0.0, "that was long ago");
+        took(100, Ended::Well, SECOND * 700);
+        assert_eq!(state.first_byte_ms(SECOND * 700), 0.0, "and begins anew");
     }
 
     #[test]

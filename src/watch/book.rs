@@ -31,6 +31,8 @@ struct Page {
     looked: bool,
     statuses: HashMap<KeyId, (KeyStatus, StoreTime)>,
     rests: HashMap<Subject, Rest>,
+    /// When the last look was asked for: one that began before it and comes after it is out of date.
+    asked: StoreTime,
     /// Not to be looked at for an end before then.
     put_off: Option<StoreTime>,
 }
@@ -103,6 +105,10 @@ impl Book {
     ) -> Vec<What> {
         let page = self.page(provider);
         let mut happened = Vec::new();
+        if asked < page.asked {
+            return happened;
+        }
+        page.asked = asked;
         let found = seen.keys.iter().flat_map(rests_of);
         let mut there: HashMap<Subject, _> = HashMap::new();
         for (subject, evidence) in found {
@@ -278,6 +284,15 @@ mod tests {
         book.has_status(&openai(), &id, KeyStatus::RateLimited, Some("rate"), StoreTime(5));
         assert_eq!(book.saw(&openai(), &free, StoreTime(4), StoreTime(6)), []);
         assert_eq!(names(&book.saw(&openai(), &free, StoreTime(7), StoreTime(8))), ["ended", "status"]);
+    }
+
+    #[test]
+    fn a_look_that_is_overtaken_by_a_later_one_says_nothing() {
+        let mut book = Book::default();
+        let (on, off) = (of(key(KeyStatus::Available, None)), of(key(KeyStatus::Disabled, None)));
+        book.saw(&openai(), &on, StoreTime(1), StoreTime(1));
+        assert_eq!(names(&book.saw(&openai(), &off, StoreTime(5), StoreTime(6))), ["status"]);
+        assert_eq!(book.saw(&openai(), &on, StoreTime(4), StoreTime(7)), []);
     }
 
     #[test]

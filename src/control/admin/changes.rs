@@ -65,7 +65,9 @@ async fn change(
         Ok(known) => known?,
         Err(_) => return Err(Refusal::internal()),
     };
+    let asked = state.store.now();
     let seen = bounded(CALL, state.store.snapshot(provider.clone())).await?;
+    state.hands.saw(&provider, &seen, asked);
     match seen.keys.iter().find(|seen| known && seen.id == key) {
         Some(view) => Ok(state.json(StatusCode::OK, view)),
         None => Err(state.unknown_key(&provider, key.as_str())),

@@ -19,7 +19,7 @@ use crate::model::{AppName, FencingToken, Fingerprint, KeyStatus, LeaseId, Owner
 use crate::store::memory::MemoryStore;
 use crate::store::{
     Acquire, Acquired, Answer, Candidate, KeySettings, KeyView, LeaseView, Release, Renew, Renewed, Report,
-    Reported, Snapshot, StatusChange, StoreEvent, StoreTime, SyncKeys, SyncMode, Synced,
+    Reported, StatusChange, StoreEvent, SyncKeys, SyncMode, Synced,
 };
 
 /// A configuration with one provider and two keys.
@@ -312,6 +312,7 @@ impl Hands for FakeHands {
     fn switched(&self, _: &ProviderName, key: &KeyId, on: bool) {
         self.switched.lock().unwrap().push((key.to_string(), on));
     }
+    fn saw(&self, _: &ProviderName, _: &Snapshot, _: StoreTime) {}
     fn apps(&self) -> Vec<AppSeen> {
         vec![AppSeen {
             name: AppName::parse("checkout").unwrap(),
