@@ -148,7 +148,7 @@ async fn of_what_is_no_framing_of_a_servers_the_client_sees_the_head_and_nothing
     for (foreign, head) in [
         (vec![0x81, 0x80 | 5, 1, 2, 3, 4, 5, 6, 7, 8, 9], 2),
         (vec![0x83, 3, b'a', b'b', b'c'], 1),
-        ([&[0x89, 126, 1, 0][..], &[b'.'; 256]].concat(), 2),
+        ([&[0x89, 126, 1, 0][..], &[b'.'; 256]].concat(), 4),
         // To the byte what the HTTP library answers to a bad request by itself.
         (b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_vec(), 1),
     ] {

@@ -403,13 +403,13 @@ fn judge(head: &[u8]) -> Head {
     let length = match (second, rest) {
         // Only clients mask.
         (128.., _) => return Head::Foreign,
-        (126.., _) if control => return Head::Foreign,
         (126, long) if long.len() >= 2 => number(&long[..2]),
         (127, long) if long.len() >= 8 => number(&long[..8]),
         (126.., _) => return Head::Part,
         (short, _) => u64::from(*short),
     };
-    if length >> 63 == 1 {
+    // Judged by the whole head: a client looks at that before it says what is wrong.
+    if length >> 63 == 1 || (control && length > 125) {
         return Head::Foreign;
     }
     Head::Frame { last, packed: first & 0x40 != 0, opcode, length }

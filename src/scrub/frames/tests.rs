@@ -210,7 +210,7 @@ fn of_what_no_server_may_send_the_head_goes_on_and_nothing_behind_it() {
         (frame(FIN | 3, "abc"), 1),
         (frame(FIN | 0x0b, "abc"), 1),
         (frame(9, "no part of a message may be"), 1),
-        (frame(FIN | 9, "x".repeat(126)), 2),
+        (frame(FIN | 9, "x".repeat(126)), 4),
         (long(1 << 63), 10),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), 1),
     ] {
