@@ -144,13 +144,18 @@ async fn nothing_waits_but_what_may_be_the_key_and_that_no_longer_than_its_messa
 }
 
 #[tokio::test]
-async fn of_what_is_no_framing_of_a_servers_the_client_sees_the_head_and_nothing_behind_it() {
+async fn of_what_no_server_may_send_the_client_sees_one_frame_and_nothing_behind_it() {
     for (foreign, head) in [
         (vec![0x81, 0x80 | 5, 1, 2, 3, 4, 5, 6, 7, 8, 9], 2),
-        (vec![0x83, 3, b'a', b'b', b'c'], 1),
-        ([&[0x89, 126, 1, 0][..], &[b'.'; 256]].concat(), 4),
-        // To the byte what the HTTP library answers to a bad request by itself.
-        (b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_vec(), 1),
+        (vec![0x83, 3, b'a', b'b', b'c'], 5),
+        ([&[0x89, 126, 1, 0][..], &[b'.'; 256]].concat(), 4 + 256),
+        // To the byte what the HTTP library answers to a bad request by itself, as the frame it reads as.
+        (
+            [&b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"[..], &[b'.'; 86]]
+                .concat()[..86]
+                .to_vec(),
+            86,
+        ),
     ] {
         let mut far = Far::plain().await;
         let lessor = setup(&far).start().await;

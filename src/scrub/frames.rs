@@ -7,8 +7,9 @@
 //! past [`MOST_BEHIND`] the held bytes go out masked, and nothing waits.
 //!
 //! What no server may send, a client must fail the connection for (section 5.1), and real ones differ in what they
-//! take for that. So its head goes on, for the client to see, and nothing behind it: what stands there could be
-//! the key in a form that only some client reads. A length that is longer than it need be is merely read.
+//! take for that. So that one frame goes on, looked into like a part of the message, for the client to see, and
+//! nothing behind it: what stands there could be the key in a form that only some client reads. Of a masked
+//! frame, which cannot be looked into, it is the head alone. A length that is longer than it need be is merely read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -66,6 +67,8 @@ enum State {
     Head,
     /// In a frame's payload, with so much of it to come.
     Payload { left: u64, last: bool, plain: bool },
+    /// In the payload of a frame that no server may send, with so much of it to come.
+    Odd { left: u64 },
     /// In a control frame's payload, with so much of it to come.
     Control { left: usize },
     /// No frames any more: nothing goes on.
@@ -77,8 +80,12 @@ enum State {
 enum Head {
     /// More of it must come.
     Part,
-    /// No server may send it.
+    /// A masked frame's: no server may send it, nor can it be looked into.
     Foreign,
+    /// Another's that no server may send.
+    Odd {
+        length: u64,
+    },
     Frame {
         last: bool,
         packed: bool,
@@ -137,6 +144,12 @@ impl Frames {
                     self.end_frame();
                 }
                 State::Control { left } => self.read_control(left, &mut rest),
+                State::Odd { left } => {
+                    let n = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+                    let piece = rest.split_to(n);
+                    self.text(piece);
+                    self.begin_odd(left - n as u64);
+                }
                 State::Mute => rest.clear(),
             }
         }
@@ -203,15 +216,27 @@ impl Frames {
                 self.state = State::Payload { left: length, last, plain };
                 self.end_frame();
             }
-            Head::Foreign | Head::Part if self.masking.is_none() => {
+            Head::Odd { length } if self.masking.is_some() => {
+                self.pass(bytes);
+                self.begin_odd(length);
+            }
+            Head::Foreign | Head::Odd { .. } | Head::Part if self.masking.is_none() => {
                 self.state = State::Payload { left: u64::MAX, last: false, plain: false };
                 self.pass(bytes);
             }
-            Head::Foreign | Head::Part => {
+            Head::Foreign | Head::Odd { .. } | Head::Part => {
                 self.state = State::Mute;
                 self.give_up();
                 self.pass(bytes);
             }
+        }
+    }
+
+    /// So much of an odd frame is still to come; behind it nothing is.
+    fn begin_odd(&mut self, left: u64) {
+        self.state = if left > 0 { State::Odd { left } } else { State::Mute };
+        if left == 0 {
+            self.give_up();
         }
     }
 
@@ -396,9 +421,6 @@ fn judge(head: &[u8]) -> Head {
     let [first, behind @ ..] = head else { return Head::Part };
     let (last, opcode) = (first & 0x80 != 0, first & 0x0f);
     let control = opcode >= 8;
-    if !matches!(opcode, 0..=2 | 8..=10) || (control && !last) {
-        return Head::Foreign;
-    }
     let [second, rest @ ..] = behind else { return Head::Part };
     let length = match (second, rest) {
         // Only clients mask.
@@ -409,8 +431,9 @@ fn judge(head: &[u8]) -> Head {
         (short, _) => u64::from(*short),
     };
     // Judged by the whole head: a client looks at that before it says what is wrong.
-    if length >> 63 == 1 || (control && length > 125) {
-        return Head::Foreign;
+    let known = matches!(opcode, 0..=2 | 8..=10);
+    if !known || length >> 63 == 1 || (control && (!last || length > 125)) {
+        return Head::Odd { length };
     }
     Head::Frame { last, packed: first & 0x40 != 0, opcode, length }
 }
