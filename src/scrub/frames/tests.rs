@@ -204,7 +204,6 @@ fn a_packed_message_passes_where_that_was_agreed_on_and_only_there() {
 
 #[test]
 fn what_no_server_may_send_goes_on_once_and_nothing_behind_it() {
-    let long = |length: u64| [&[FIN | 2, 127][..], &length.to_be_bytes()].concat();
     for (foreign, head) in [
         (vec![FIN | TEXT, 0x80 | 3, 1, 2, 3, 4, 5, 6, 7], 2),
         (frame(FIN | 3, "abc"), 5),
