@@ -22,6 +22,9 @@ const FRESH_US: u64 = 10_000_000;
 /// that it is chance: a short prompt here, a long one there.
 const SLOW: f32 = 2.0;
 
+/// And by at least so many ms: what is less is the machine's and the network's, and no user sees it.
+const NOTICEABLE_MS: f32 = 100.0;
+
 /// How slow it was counts half after this long: a key that is not used because it was slow must be tried
 /// again to be seen to be fast.
 const SLOW_HALVES_US: f32 = 10_000_000.0;
@@ -124,12 +127,13 @@ impl Terms {
 /// 1, and less for a key whose answers began much later than is usual.
 #[allow(clippy::cast_precision_loss)]
 fn speed(row: &Row, usual_ms: f32) -> f64 {
-    if usual_ms <= 0.0 || row.first_byte_ms <= usual_ms * SLOW {
+    let slow_ms = (usual_ms * SLOW).max(usual_ms + NOTICEABLE_MS);
+    if usual_ms <= 0.0 || row.first_byte_ms <= slow_ms {
         return 1.0;
     }
-    let beyond = row.first_byte_ms / usual_ms - 1.0;
-    let times = 1.0 + beyond * (-(row.first_byte_age_us as f32) / SLOW_HALVES_US).exp2();
-    if times > SLOW { f64::from(SLOW / times) } else { 1.0 }
+    let left = (-(row.first_byte_age_us as f32) / SLOW_HALVES_US).exp2();
+    let believed_ms = usual_ms + (row.first_byte_ms - usual_ms) * left;
+    if believed_ms > slow_ms { f64::from(slow_ms / believed_ms) } else { 1.0 }
 }
 
 /// 1 just now, 0 from [`FRESH_US`] on; as much less with each doubling of the time.
@@ -382,6 +386,8 @@ mod tests {
         assert!((300.0..450.0).contains(&usual), "one slow key hardly moves it: {usual}");
         let of = |ms| Terms::of(&Row { first_byte_ms: ms, ..row(0) }, 300.0).capacity;
         assert_eq!([of(0.0), of(30.0), of(600.0), of(1200.0), of(4800.0)], [1.0, 1.0, 1.0, 0.5, 0.125]);
+        let of = |ms| Terms::of(&Row { first_byte_ms: ms, ..row(0) }, 4.0).capacity;
+        assert_eq!([of(40.0), of(104.0), of(208.0)], [1.0, 1.0, 0.5], "a few ms are nobody's fault");
     }
 
     #[test]
