@@ -1,25 +1,29 @@
 //! What the process says about itself: one line per request, and never a secret, a body or a query.
 //!
 //! Lines go to stderr, readable on a terminal and JSON elsewhere, by a thread of their own: a reader of
-//! stderr that stands still holds nobody up. Some 16,000 lines wait for it; more are dropped.
+//! stderr that stands still holds nobody up. Some 16,000 lines wait for it; more are dropped, and counted.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::panic::PanicHookInfo;
 use std::time::Duration;
 
-use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 use crate::model::{AppName, KeyId, LeaseId, Mode, PoolName, ProviderName};
 
-/// Lines that may wait for stderr's reader.
-const QUEUE: usize = 16 * 1024;
+mod lines;
+
+use lines::Lines;
+pub use lines::LogEnd;
 
 /// Starts logging to stderr: JSON or not as said, else by whether stderr is a terminal. `RUST_LOG`
 /// chooses what is logged (`usual` unless set). A second call changes nothing.
 ///
 /// What is given must live until the process ends: dropping it writes what is still queued.
-pub fn init(json: Option<bool>, usual: &str) -> WorkerGuard {
+///
+/// # Errors
+/// Those of the system, where there can be no thread that writes.
+pub fn init(json: Option<bool>, usual: &str) -> std::io::Result<LogEnd> {
     let terminal = std::io::stderr().is_terminal();
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.trim().is_empty());
     let (filter, refused) = match asked.as_deref().map(str::parse::<EnvFilter>) {
@@ -27,8 +31,7 @@ pub fn init(json: Option<bool>, usual: &str) -> WorkerGuard {
         Some(Ok(filter)) => (filter, None),
         Some(Err(cause)) => (EnvFilter::new(usual), Some(cause)),
     };
-    let (writer, guard) =
-        NonBlockingBuilder::default().buffered_lines_limit(QUEUE).lossy(true).finish(std::io::stderr());
+    let (writer, end) = Lines::to(std::io::stderr())?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let started = if json.unwrap_or(!terminal) {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
@@ -38,7 +41,7 @@ pub fn init(json: Option<bool>, usual: &str) -> WorkerGuard {
     if let (Ok(()), Some(cause)) = (started, refused) {
         tracing::warn!(%cause, "RUST_LOG cannot be read; logging as usual");
     }
-    guard
+    Ok(end)
 }
 
 /// From now on a panic logs its place and its thread, and not its payload, which may hold anything.

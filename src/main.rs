@@ -75,7 +75,10 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
         _ => None,
     };
     // The terminal of `exec` is its command's.
-    let _lines = logs::init(Some(json), if companion.is_some() { "warn" } else { "info" });
+    let _lines = match logs::init(Some(json), if companion.is_some() { "warn" } else { "info" }) {
+        Ok(lines) => lines,
+        Err(error) => return refuse(&format!("lessor: no thread could be started: {error}"), Exit::Failed),
+    };
     for line in left {
         tracing::warn!("{line}");
     }
