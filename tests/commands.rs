@@ -77,9 +77,6 @@ async fn a_command_runs_without_a_shell_and_sees_no_other_key_and_its_secret_is_
     ] {
         assert!(!text.contains("CANARY"), "a secret is in {what}: {text}");
     }
-    let said =
-        eventually("its words are logged", async || Some(warnings(&lessor)).filter(|all| !all.is_empty()));
-    assert_eq!(said.await, ["the command of the key says: asking for it"]);
 }
 
 #[tokio::test]
@@ -229,14 +226,17 @@ async fn a_command_that_hangs_is_ended_with_all_that_it_started() {
     let id = |name: &str| std::fs::read_to_string(home.path().join(name)).unwrap_or_default();
     let (child, parent) = (id("child"), id("parent"));
     assert!(!child.is_empty() && !parent.is_empty());
-    for one in [child, parent] {
-        let path = format!("/proc/{}/stat", one.trim());
-        let gone = async || match std::fs::read_to_string(&path) {
-            Ok(stat) => stat.rsplit(") ").next().unwrap().starts_with('Z').then_some(()),
-            Err(_) => Some(()),
-        };
-        eventually(&format!("process {one} is gone"), gone).await;
-    }
+    is_gone(&child).await;
+    is_gone(&parent).await;
+}
+
+async fn is_gone(process: &str) {
+    let path = format!("/proc/{}/stat", process.trim());
+    let gone = async || match std::fs::read_to_string(&path) {
+        Ok(stat) => stat.rsplit(") ").next().unwrap().starts_with('Z').then_some(()),
+        Err(_) => Some(()),
+    };
+    eventually(&format!("process {process} is gone"), gone).await;
 }
 
 #[tokio::test]
@@ -306,23 +306,34 @@ async fn what_is_no_secret_is_told_without_repeating_it() {
 }
 
 #[tokio::test]
-async fn a_commands_own_words_are_logged_short_and_without_the_secret() {
-    // One that nothing but its place tells from words, and one that is nobody's and looks like a key.
+async fn a_commands_own_words_are_in_no_log_for_they_may_hold_the_secret_in_any_form() {
     const CANARY: &str = "correct-horse-CANARY-staple";
     let provider = Provider::builder().plain().manners(support::provider::Manners::Open).start(openai).await;
     let home = Arc::new(Home::default());
-    let script = format!(
-        "#!/bin/sh\nprintf 'got %s\\n\\033[31m and sk-proj-0123456789abcdefABCDEF\\n' '{CANARY}' >&2\n\
-         i=0; while [ $i -lt 9000 ]; do echo \"word $i\"; i=$((i+1)); done >&2\nprintf %s '{CANARY}'\n"
+    let words = format!("echo the key is {CANARY}, or part of it: horse-CANARY >&2\n");
+    home.write("secret.sh", &format!("#!/bin/sh\n{words}printf %s '{CANARY}'\n"));
+    let lessor =
+        started(Setup::openai(&provider).key(key(", refresh = \"1s\"")).env("RUST_LOG", "trace"), &home)
+            .await;
+    assert_eq!(lessor.chat().await.status, 200);
+    home.write("secret.sh", &format!("#!/bin/sh\n{words}exit 7\n"));
+    eventually("it is told", async || (!warnings(&lessor).is_empty()).then_some(())).await;
+    assert!(warnings(&lessor)[0].contains("failed (exit status: 7)"), "{:?}", warnings(&lessor));
+    assert!(!lessor.log().contains("CANARY"), "{}", lessor.log());
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_behind_ends_with_it() {
+    let provider = Provider::start(openai).await;
+    let home = Arc::new(Home::default());
+    home.write(
+        "secret.sh",
+        &format!("#!/bin/sh\nsleep 1000 >/dev/null 2>&1 &\necho $! >child\nprintf %s '{CANARY}'\n"),
     );
-    home.write("secret.sh", &script);
     let lessor = started(Setup::openai(&provider).key(key("")), &home).await;
     assert_eq!(lessor.chat().await.status, 200);
-    let warned = warnings(&lessor);
-    assert_eq!(warned.len(), 1, "{warned:?}");
-    assert!(warned[0].contains("says: got … \u{fffd}[31m and … word 0 word 1"), "{warned:?}");
-    assert!(warned[0].len() < 1200 && warned[0].ends_with('…'), "{}", warned[0].len());
-    assert!(!lessor.log().contains("CANARY") && !lessor.log().contains("sk-proj"));
+    let child = std::fs::read_to_string(home.path().join("child")).unwrap();
+    is_gone(&child).await;
 }
 
 #[tokio::test]

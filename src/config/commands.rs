@@ -2,7 +2,7 @@
 //! again.
 //!
 //! A command that fails takes nothing away: a secret that was had before stays in use, and a key that never
-//! had one is pending. Both are tried again, later each time, and told once per change.
+//! had one is pending. Both are tried again, later each time, and told once per change. What it says on stderr goes nowhere.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,13 +13,13 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use rand::Rng as _;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 use zeroize::Zeroizing;
 
-use super::errors::{looks_secret, shown};
+use super::errors::shown;
 use super::secrets::{LARGEST, Shape};
 use super::{catalogue, values};
 use crate::model::{KeyId, ProviderName, Secret};
@@ -30,10 +30,6 @@ const AT_ONCE: usize = 8;
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// When it is tried again where the configuration that names it has mistakes.
 const PUT_OFF: Duration = Duration::from_secs(10);
-/// How much of a command's own words is logged.
-const MOST_WORDS: usize = 1024;
-/// Words of a command's answer that are long enough to be a secret, or one's part.
-const WORD: usize = 8;
 /// Numbers behind the catalogue's variables (`OPENAI_API_KEY_2`) that are kept from a command.
 const NUMBERED: u32 = 64;
 
@@ -250,18 +246,15 @@ async fn run(entry: &Entry, environment: &[(OsString, OsString)]) -> Result<Secr
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        // Its words may hold the secret in a form that nobody knows, so the log never has them.
+        .stderr(Stdio::null())
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(|cause| format!("could not be started ({cause})"))?;
     let mut running = Running::new(child);
     let ended = timeout(command.timeout, running.end()).await;
-    let (answer, words) = (&running.answer, &running.words);
-    let quoted = quoted(words, answer, entry.secret.as_ref());
-    if !quoted.is_empty() {
-        tracing::warn!(provider = %command.provider, key = %command.key, "the command of the key says: {quoted}");
-    }
+    let answer = &running.answer;
     match ended {
         Err(_) => Err(format!("did not end within {}", values::spell(command.timeout))),
         Ok(Err(why)) => Err(why),
@@ -281,100 +274,59 @@ struct Running {
     child: Child,
     group: Option<Pid>,
     answer: Zeroizing<Vec<u8>>,
-    words: Zeroizing<Vec<u8>>,
 }
 
 impl Running {
     fn new(child: Child) -> Self {
         let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         // All room at once: a vector that grows leaves copies behind that nobody wipes.
-        let room = || Zeroizing::new(Vec::with_capacity(usize::try_from(LARGEST).unwrap_or(0) + 1));
-        Self { child, group, answer: room(), words: room() }
+        let answer = Zeroizing::new(Vec::with_capacity(usize::try_from(LARGEST).unwrap_or(0) + 1));
+        Self { child, group, answer }
     }
 
     /// Waits for its end, and reads what it prints meanwhile.
     async fn end(&mut self) -> Result<(), String> {
-        let (answer, words) = (self.child.stdout.take(), self.child.stderr.take());
         let read = |cause: std::io::Error| format!("could not be listened to ({cause})");
-        let (took, _) = futures_util::join!(
-            take(answer, &mut self.answer, false),
-            // What it says beside its answer decides nothing.
-            take(words, &mut self.words, true),
-        );
-        if !took.map_err(read)? {
+        let whole = take(self.child.stdout.take(), &mut self.answer).await.map_err(read)?;
+        if !whole {
             return Err("printed more than 64 KiB".into());
         }
+        if let Some(leader) = self.group {
+            // Its end is awaited before it is taken note of: only until then its number is nobody else's, and
+            // what it left behind in its group can be ended.
+            let ended = tokio::task::spawn_blocking(move || ended(leader)).await;
+            ended.map_err(std::io::Error::other).and_then(|ended| ended).map_err(read)?;
+            self.end_group();
+        }
         let status = self.child.wait().await.map_err(read)?;
-        self.group = None;
         if status.success() { Ok(()) } else { Err(format!("failed ({status})")) }
     }
-}
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Nobody has waited for it yet, so its number is nobody else's.
-        if let Some(group) = self.group {
+    /// Nobody has waited for its first process yet, so the group's number is nobody else's.
+    fn end_group(&mut self) {
+        if let Some(group) = self.group.take() {
             let _ = kill_process_group(group, Signal::KILL); // it may be gone already
         }
     }
 }
 
-/// Reads to the end, or to [`LARGEST`]; whether it was all. Behind that it goes on reading only to `drain`.
-async fn take(
-    from: Option<impl AsyncRead + Unpin>,
-    into: &mut Vec<u8>,
-    drain: bool,
-) -> Result<bool, std::io::Error> {
-    let Some(mut from) = from else { return Ok(true) };
-    (&mut from).take(LARGEST).read_to_end(into).await?;
-    let mut rest = Zeroizing::new([0; 1024]);
-    let mut whole = true;
-    while from.read(&mut rest[..]).await? > 0 {
-        whole = false;
-        if !drain {
-            break;
-        }
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end_group();
     }
-    Ok(whole)
 }
 
-/// A command's own words for the log: short, on one line, and without anything that it gave, or gave before.
-fn quoted(words: &[u8], answer: &[u8], before: Option<&Secret>) -> String {
-    let answer = Zeroizing::new(String::from_utf8_lossy(answer).into_owned());
-    let given = [Some(answer.as_str()), before.map(Secret::expose)];
-    let is_word = |c: char| c.is_ascii_alphanumeric() || "+/=_-.~:".contains(c);
-    let parts = |text: &str| -> Vec<Zeroizing<String>> {
-        let words = text.split(move |c: char| !is_word(c)).filter(|word| word.len() >= WORD);
-        words.map(|word| Zeroizing::new(word.to_owned())).collect()
-    };
-    let mut hidden: Vec<Zeroizing<String>> = given
-        .into_iter()
-        .flatten()
-        .flat_map(|text| {
-            let whole = text.trim();
-            let whole = (!whole.is_empty()).then(|| Zeroizing::new(whole.to_owned()));
-            whole.into_iter().chain(parts(text))
-        })
-        .collect();
-    hidden.sort_by_key(|text| std::cmp::Reverse(text.len()));
-    let mut text = Zeroizing::new(String::from_utf8_lossy(words).into_owned());
-    for secret in &hidden {
-        text = Zeroizing::new(text.replace(secret.as_str(), "…"));
-    }
-    let mut line = String::new();
-    for word in text.split_whitespace() {
-        if line.len() + word.len() >= MOST_WORDS {
-            line.push_str(" …");
-            break;
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        if looks_secret(word) {
-            line.push('…');
-        } else {
-            line.extend(word.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }));
-        }
-    }
-    line
+/// Blocks until the process has ended, and leaves its end to who waits for it.
+fn ended(id: Pid) -> std::io::Result<()> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    rustix::io::retry_on_intr(|| waitid(WaitId::Pid(id), options))?;
+    Ok(())
+}
+
+/// Reads to the end, or to [`LARGEST`]; whether it was all.
+async fn take(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> Result<bool, std::io::Error> {
+    let Some(mut from) = from else { return Ok(true) };
+    (&mut from).take(LARGEST).read_to_end(into).await?;
+    let mut rest = Zeroizing::new([0; 1]);
+    Ok(from.read(&mut rest[..]).await? == 0)
 }
