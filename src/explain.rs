@@ -45,11 +45,10 @@ impl Answer {
     /// A status line, headers, a blank line and a body; or a body alone. Of several heads, as `curl -i`
     /// shows them, the last counts.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let mut answer = Self { body: bytes.to_vec(), ..Self::default() };
-        while answer.body.starts_with(b"HTTP/") {
-            let (head, rest) = split_head(&answer.body);
-            let head = String::from_utf8_lossy(head).into_owned();
-            let rest = rest.to_vec();
+        let (mut answer, mut body) = (Self::default(), bytes);
+        while body.starts_with(b"HTTP/") {
+            let (head, rest) = split_head(body);
+            let head = String::from_utf8_lossy(head);
             let mut lines = head.lines();
             let status = lines.next().and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
             let status = status.ok_or("the answer's first line is no status line, such as `HTTP/1.1 429`")?;
@@ -63,13 +62,16 @@ impl Answer {
                     parsed.ok_or_else(|| format!("`{line}` is no header; a blank line ends them"))?;
                 headers.append(name, value);
             }
-            answer = Self { status: Some(status), headers, body: rest };
+            answer = Self { status: Some(status), headers, body: Vec::new() };
+            body = rest;
         }
         let codings = answer.headers.get_all(header::TRANSFER_ENCODING).iter();
         if codings.into_iter().any(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
-            && let Some(whole) = without_chunks(&answer.body)
+            && let Some(whole) = without_chunks(body)
         {
             answer.body = whole;
+        } else {
+            body.clone_into(&mut answer.body);
         }
         Ok(answer)
     }
@@ -77,9 +79,13 @@ impl Answer {
 
 /// What stands before the first blank line, and what behind it.
 fn split_head(bytes: &[u8]) -> (&[u8], &[u8]) {
-    let ends = [&b"\r\n\r\n"[..], b"\n\n"];
-    let first = ends.into_iter().filter_map(|end| Some((memchr::memmem::find(bytes, end)?, end.len()))).min();
-    first.map_or((bytes, &[]), |(at, len)| (&bytes[..at], &bytes[at + len..]))
+    let mut ends = memchr::memchr_iter(b'\n', bytes);
+    let blank = ends.find_map(|at| {
+        let rest = &bytes[at + 1..];
+        let behind = rest.strip_prefix(b"\n").or_else(|| rest.strip_prefix(b"\r\n"))?;
+        Some((bytes[..at].trim_ascii_end(), behind))
+    });
+    blank.unwrap_or((bytes, &[]))
 }
 
 /// A chunked body's data; `None` where it is not in chunks (as curl shows it).

@@ -1,6 +1,6 @@
 //! `lessor`: reads its settings, builds the rooms, runs until told to stop.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use lessor::config::{self, Config, ConfigError, ConfigSource, Listen, Loader};
@@ -193,13 +193,13 @@ fn refuse(why: &str, exit: Exit) -> ExitCode {
     exit.into()
 }
 
-// A command line tool speaks on its two outputs.
-#[allow(clippy::print_stdout)]
+/// To stdout. Who has gone (`| head`) is no failure.
 fn say(text: &str) {
-    println!("{text}");
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-#[allow(clippy::print_stderr)]
+/// To stderr.
 fn tell(text: &str) {
-    eprintln!("{text}");
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -274,7 +273,6 @@ impl Running {
             owner,
             metrics: metrics.clone(),
             events: events.clone(),
-            followers: Arc::new(Semaphore::new(admin::FOLLOWERS)),
             hands: Arc::new(Reach {
                 watcher: watcher.clone(),
                 checks,

@@ -82,6 +82,21 @@ async fn check_explains_a_saved_answer_with_the_rule_that_fires_and_what_would_f
     assert_eq!((&bare["class"], &bare["body"]), (&"rate".into(), &"unreadable".into()));
 }
 
+#[test]
+fn whoever_reads_a_page_may_have_gone_before_it_is_printed() {
+    use std::process::{Command, Stdio};
+    for told_to in [&["check", "--explain", "openai", "429", "-"][..], &["version", "--json"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lessor"));
+        command.args(told_to).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = command.spawn().unwrap();
+        drop(running.stdout.take());
+        drop(running.stdin.take());
+        let ended = running.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success() && said.is_empty(), "{told_to:?}: {} {said}", ended.status);
+    }
+}
+
 #[tokio::test]
 async fn check_explains_by_the_files_rules_without_its_secrets() {
     let table = "[providers.openai]\nremove_rules = [\"insufficient_quota\"]\nremove_waits = [\"retry-after\"]\n\

@@ -73,7 +73,7 @@ const CONNECTIONS: usize = 256;
 /// carries a stream of events lives as long as that.
 const CONNECTION: Duration = Duration::from_mins(5);
 /// How many may follow events at once, through both doors together.
-pub const FOLLOWERS: usize = 64;
+const FOLLOWERS: usize = 64;
 /// How long connections may run on after the stop.
 const STOP: Duration = Duration::from_secs(3);
 
@@ -124,8 +124,6 @@ pub struct AdminState {
     pub metrics: Metrics,
     /// What happens.
     pub events: Events,
-    /// Places for those who follow it.
-    pub followers: Arc<Semaphore>,
     /// The running proxy.
     pub hands: Arc<dyn Hands>,
     /// No new work is taken.
@@ -190,6 +188,8 @@ struct Rooms {
     router: Router,
     stop: CancellationToken,
     places: Arc<Semaphore>,
+    /// Places for those who follow events: who fills those of loopback takes none of the socket's.
+    followers: Arc<Semaphore>,
     open: TaskTracker,
 }
 
@@ -197,7 +197,8 @@ impl Rooms {
     fn new(state: Arc<AdminState>, stop: CancellationToken) -> Self {
         let router = routes(state.clone());
         let places = Arc::new(Semaphore::new(CONNECTIONS));
-        Self { state, router, stop, places, open: TaskTracker::new() }
+        let followers = Arc::new(Semaphore::new(FOLLOWERS));
+        Self { state, router, stop, places, followers, open: TaskTracker::new() }
     }
 
     /// A place for one more connection, before it is accepted; `None` when told to stop.
@@ -221,7 +222,8 @@ impl Rooms {
     {
         let (state, router, stop) = (self.state.clone(), self.router.clone(), self.stop.clone());
         let streams = Arc::new(AtomicBool::new(false));
-        let following = Following { stop: stop.clone(), streams: streams.clone() };
+        let following =
+            Following { stop: stop.clone(), streams: streams.clone(), places: self.followers.clone() };
         let service = hyper::service::service_fn(move |mut req: Request<hyper::body::Incoming>| {
             let (state, router) = (state.clone(), router.clone());
             req.extensions_mut().insert(following.clone());

@@ -1,9 +1,12 @@
 //! How the admin API says things, and how it says no.
 
+use axum::extract::{self, FromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
+use http::request::Parts;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::{AdminState, NOW};
 use crate::store::{StoreError, StoreTime};
@@ -64,6 +67,35 @@ impl Refusal {
         let message = "lessor made a mistake; its log says where".into();
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
+}
+
+/// What stands in a path, as axum reads it; what it cannot read is refused in lessor's words.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let read = extract::Path::from_request_parts(parts, state).await;
+        read.map(|extract::Path(read)| Self(read)).map_err(|cause| unreadable("path", &cause.body_text()))
+    }
+}
+
+/// The same for a query.
+pub(super) struct Query<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let read = extract::Query::from_request_parts(parts, state).await;
+        read.map(|extract::Query(read)| Self(read)).map_err(|cause| unreadable("query", &cause.body_text()))
+    }
+}
+
+fn unreadable(what: &str, why: &str) -> Refusal {
+    let message = format!("the {what} cannot be read: {why}; /openapi.json says what is expected");
+    Refusal::new(StatusCode::BAD_REQUEST, "bad_request", message)
 }
 
 impl From<StoreError> for Refusal {

@@ -1,11 +1,11 @@
 //! What a person changes: keys, leases, apps.
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::Response;
 use futures_util::future::join_all;
 use http::StatusCode;
 
-use super::answers::Refusal;
+use super::answers::{Path, Query, Refusal};
 use super::{AdminState, Answered, Asked, CALL, bounded, listed};
 use crate::control::doctor::Examined;
 use crate::control::doctor::inside::{self, Patient, Wanted};
@@ -84,12 +84,12 @@ pub(super) async fn apps(State(state): Asked) -> Response {
     state.json(StatusCode::OK, &serde_json::json!({ "apps": state.hands.apps() }))
 }
 
-pub(super) async fn revoke_app(state: Asked, path: Path<String>) -> Answered {
-    change_app(&state, &path, true)
+pub(super) async fn revoke_app(state: Asked, Path(name): Path<String>) -> Answered {
+    change_app(&state, &name, true)
 }
 
-pub(super) async fn restore_app(state: Asked, path: Path<String>) -> Answered {
-    change_app(&state, &path, false)
+pub(super) async fn restore_app(state: Asked, Path(name): Path<String>) -> Answered {
+    change_app(&state, &name, false)
 }
 
 /// Twice is as good as once. It is this process's own word, so no store is asked.

@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::answers::Refusal;
+use super::answers::{Query, Refusal};
 use super::{Answered, Asked};
 use crate::events::{From, Next, Reader};
 
@@ -39,6 +39,8 @@ pub(super) struct Following {
     pub(super) stop: CancellationToken,
     /// The connection carries a stream, and so lives on.
     pub(super) streams: Arc<AtomicBool>,
+    /// For those who follow through this door.
+    pub(super) places: Arc<Semaphore>,
 }
 
 #[derive(Deserialize)]
@@ -69,7 +71,7 @@ pub(super) async fn events(
     Extension(following): Extension<Following>,
     headers: HeaderMap,
 ) -> Answered {
-    let place = state.followers.clone().try_acquire_owned().map_err(|_| {
+    let place = following.places.clone().try_acquire_owned().map_err(|_| {
         let message = "as many as may follow events at once do so already; end one of them".into();
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_followers", message)
     })?;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::future::join_all;
 use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
-use super::answers::{ERROR, Refusal};
+use super::answers::{ERROR, Query, Refusal};
 use super::seen::{LeaseSeen, PoolView, Status, StoreSeen};
 use super::{AdminState, Answered, Asked, CALL, PROBE, bounded, socket_path};
 use crate::control::environment::Served;

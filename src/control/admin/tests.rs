@@ -381,7 +381,6 @@ fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> Admin
         owner: here(),
         metrics: Metrics::new(),
         events: Events::new(),
-        followers: Arc::new(Semaphore::new(FOLLOWERS)),
         hands: hands.clone(),
         draining: Arc::new(AtomicBool::new(false)),
         proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
@@ -990,6 +989,17 @@ async fn the_openapi_page_describes_every_route_and_no_other() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_read_in_a_path_or_a_query_is_refused_in_json() {
+    let admin = Admin::start(|_| {}).await;
+    for asked in
+        ["POST /v1/keys/%00/%ff/disable", "GET /v1/events?follow=maybe", "GET /v1/status?explain=1,2"]
+    {
+        let answer = admin.unix(asked).await;
+        assert_eq!(answer.refused(), refused(400, "bad_request"), "{asked}");
+    }
+}
+
+#[tokio::test]
 async fn past_the_places_for_followers_one_more_is_told_so_and_gets_one_when_another_leaves() {
     let admin = Admin::start(|_| {}).await;
     let follow = async || {
@@ -1006,6 +1016,8 @@ async fn past_the_places_for_followers_one_more_is_told_so_and_gets_one_when_ano
         following.push(peer);
     }
     assert_eq!(follow().await.1, "HTTP/1.1 503");
+    let loopback = admin.tcp("GET /v1/events?follow=false", "").await;
+    assert_eq!(loopback.status, 200, "the other door has places of its own");
     drop(following.pop());
     let until = Instant::now() + Duration::from_secs(10);
     while follow().await.1 != "HTTP/1.1 200" {
