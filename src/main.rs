@@ -36,7 +36,11 @@ fn main() -> ExitCode {
             with_runtime(false, examined).unwrap_or(Exit::Failed.into())
         }
         Command::Version => cli::version(&cli.options),
-        Command::Check(cli::Check { explain: Some(words) }) => explained(&cli, words),
+        Command::Check(cli::Check { schema: true, .. }) => {
+            say(config::SCHEMA.trim_end());
+            Exit::Ok.into()
+        }
+        Command::Check(cli::Check { explain: Some(words), .. }) => explained(&cli, words),
         Command::Check(_) => check(&cli),
         Command::Run => serve(&cli, &left),
         Command::Ask(_) => ask(cli),

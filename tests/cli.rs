@@ -98,6 +98,59 @@ fn whoever_reads_a_page_may_have_gone_before_it_is_printed() {
 }
 
 #[tokio::test]
+async fn the_schema_takes_the_reference_and_the_catalogue_and_refuses_what_check_refuses() {
+    let home = Home::default();
+    home.write("schema.json", &home.run(&["check", "--schema"]).await.ok());
+    // With every setting said, each once: of alternatives below each other the first.
+    let mut seen = std::collections::BTreeSet::new();
+    let mut table = "";
+    let said = include_str!("../config/lessor.toml").lines().filter_map(|line| {
+        let line =
+            line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with(' ')).unwrap_or(line);
+        table = if line.starts_with('[') { line } else { table };
+        let field = line.split_once(" = ").map(|(field, _)| (table, field));
+        field.is_none_or(|field| seen.insert(field)).then_some(line)
+    });
+    home.write("reference.toml", &said.collect::<Vec<_>>().join("\n"));
+    let catalogue = include_str!("../config/providers.toml");
+    let catalogue: Vec<String> = catalogue
+        .lines()
+        .map(|line| {
+            line.strip_prefix('[').map_or(line.to_owned(), |rest| match rest {
+                rest if rest.starts_with('[') => format!("[[providers.{}", &rest[1..]),
+                rest => format!("[providers.{rest}"),
+            })
+        })
+        .collect();
+    home.write("catalogue.toml", &catalogue.join("\n"));
+    let wrong = [
+        "[lease]\nttl = \"30 seconds\"\n",
+        "[leases]\n",
+        "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = \"sk-raw\"\n",
+        "[[keys]]\nid = \"a\"\nprovider = \"openai\"\n",
+        "[ranking]\nstrategy = \"best\"\n",
+        "[providers.x]\nrules = [{ status = 999, class = \"rate\" }]\n",
+        "[proxy]\nalpn = [\"h3\"]\n",
+    ];
+    let mut files = vec!["reference.toml".to_owned(), "catalogue.toml".to_owned()];
+    for (number, text) in wrong.iter().enumerate() {
+        home.write(&format!("{number}.toml"), text);
+        files.push(format!("{number}.toml"));
+        let ran = home.run(&["check", "--config", &format!("{number}.toml")]).await;
+        assert_eq!(ran.code, Some(2), "{text}: {ran:?}");
+    }
+    let mut python = support::sdk::python("tests/sdks/schema.py");
+    python.current_dir(home.path()).arg("schema.json").args(&files);
+    let found = support::lessor::run(python).await.ok().to_owned();
+    let found: Vec<Vec<String>> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found.len(), files.len());
+    assert_eq!((&found[0], &found[1]), (&vec![], &vec![]));
+    for (found, text) in found[2..].iter().zip(wrong) {
+        assert!(!found.is_empty(), "it takes {text}");
+    }
+}
+
+#[tokio::test]
 async fn check_explains_by_the_files_rules_without_its_secrets() {
     let table = "[providers.openai]\nremove_rules = [\"insufficient_quota\"]\nremove_waits = [\"retry-after\"]\n\
         rules = [{ status = [429], phrase = [\"current quota\"], class = \"overloaded\" }]\n";

@@ -157,6 +157,7 @@ pub(super) fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str> + Cl
 mod tests {
     use std::collections::BTreeSet;
 
+    use serde_json::Value;
     use toml::de::{DeTable, DeValue};
 
     use super::*;
@@ -224,6 +225,35 @@ mod tests {
                     "`{field}` of [{table}] is not in config/lessor.toml"
                 );
             }
+        }
+    }
+
+    /// What may stand at a place of the schema: as it says itself, by reference, or as one of several.
+    fn meant<'a>(schema: &'a Value, at: &'a Value) -> Vec<&'a Value> {
+        let named = at["$ref"].as_str().and_then(|name| schema.pointer(&name[1..]));
+        let either =
+            ["anyOf", "oneOf"].into_iter().flat_map(|word| at[word].as_array().into_iter().flatten());
+        let more = named.into_iter().chain(either).flat_map(|at| meant(schema, at));
+        [at].into_iter().chain(more).collect()
+    }
+
+    #[test]
+    fn the_schema_has_the_fields_that_are_known_and_no_others() {
+        let schema: Value = serde_json::from_str(crate::config::SCHEMA).unwrap();
+        for (table, fields) in FIELDS {
+            let path = if *table == "secret" { "admin.token".to_owned() } else { table.replace("[]", ".[]") };
+            let steps = path.split('.').filter(|step| !step.is_empty());
+            let at = steps.fold(meant(&schema, &schema), |at, step| {
+                let below = at.into_iter().map(|at| match step {
+                    "*" => &at["additionalProperties"],
+                    "[]" => &at["items"],
+                    name => &at["properties"][name],
+                });
+                below.flat_map(|at| meant(&schema, at)).collect()
+            });
+            let found = at.iter().filter_map(|at| at["properties"].as_object());
+            let found: BTreeSet<&str> = found.flat_map(|fields| fields.keys()).map(String::as_str).collect();
+            assert_eq!(found, fields.iter().copied().collect(), "[{table}]");
         }
     }
 

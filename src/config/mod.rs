@@ -53,6 +53,10 @@ pub use reading::{
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::{ORIGIN as ENVIRONMENT, from_environment};
 
+/// The JSON schema of the file, for editors. What only a look at several fields, or at the machine, can tell is not
+/// in it.
+pub const SCHEMA: &str = include_str!("../../config/lessor.schema.json");
+
 /// Everything lessor runs by.
 #[derive(Debug, Clone)]
 pub struct Config {

@@ -189,6 +189,9 @@ pub struct Check {
     /// (as `curl -i` prints it) or its body alone, `-` is standard input; STATUS counts, whatever FILE says.
     #[arg(long, num_args = 2..=3, value_names = ["PROVIDER", "STATUS", "FILE"])]
     pub explain: Option<Vec<String>>,
+    /// Print the JSON schema of the configuration, for editors.
+    #[arg(long, conflicts_with = "explain")]
+    pub schema: bool,
 }
 
 /// What a running sidecar is asked.
