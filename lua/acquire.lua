@@ -24,7 +24,7 @@
            {1, key, pool, token, expires_at_ms, probe, wants_success, group that answers have named or ""},
            flags as 0 or 1,
            {0, first end of a cooldown or 0, first end of a lease or 0, then per candidate a reason and a value:
-           "member", "settings", "full", "cooling" and its end, or "unusable" and the status},
+           "member", "settings", "full", "cooling" and its end and class, or "unusable" and the status},
            {2} where it came after its deadline or its id is another's: nothing changed
   Atomic   each request whole, one after the other; a request that is refused changes nothing
   Again    a live lease of the same id and owner is answered as it was granted; no second slot is taken
@@ -70,6 +70,12 @@ local token, waits = nil, false
 local function earlier(known, other)
   if not known or other < known then return other end
   return known
+end
+
+-- Of two rests, each its end and class, the one that ends last.
+local function later(known, ends, class)
+  if known and known[1] >= ends then return known end
+  return { ends, class }
 end
 
 local function bears(candidate, model)
@@ -158,15 +164,15 @@ local function weigh(candidate, model)
   for _, bearing in ipairs(pass.list) do
     local rest = bearing.rest
     local probe_ends = probe_end(rest)
-    local gate, ends = rests.gate(rest, probe_ends ~= nil)
+    local gate, ends, class = rests.gate(rest, probe_ends ~= nil)
     if gate == "invalid" then return nil, "unusable", "invalid" end
     if gate == COOLING then
-      cooling = math.max(cooling or 0, ends)
+      cooling = later(cooling, ends, class)
     elseif gate == "out" then
       out = probe_ends
     elseif gate == "probe" or gate == "early" then
       pass.probe = 1
-      if gate == "early" then cooling_if_full = math.max(cooling_if_full or 0, ends) end
+      if gate == "early" then cooling_if_full = later(cooling_if_full, ends, class) end
       if bearing.own then cap = 1 end
     end
     if not rests.is_forgotten(rest) then pass.wants_success = 1 end
@@ -283,7 +289,7 @@ local function serve(request)
     local candidate = candidates[index]
     local pass, reason, value, ends = weigh(candidate, request.model)
     if pass then return grant(candidate, pass, request) end
-    if reason == COOLING then cooldown_end = earlier(cooldown_end, value) end
+    if reason == COOLING then cooldown_end = earlier(cooldown_end, value[1]) end
     if reason == FULL then
       waits = true
       if ends and ends > 0 then lease_end = earlier(lease_end, ends) end

@@ -68,13 +68,13 @@ function rests.is_forgotten(rest)
   return rest.strikes == 0 or NOW >= rest.until_ms + rests.GROWTH_REMEMBERED
 end
 
--- What a rest says to who wants to lend its subject: a word, and for `cooling` and `early` its end.
+-- What a rest says to who wants to lend its subject: a word, and for `cooling` and `early` its end and class.
 function rests.gate(rest, probe_is_live)
   if rests.is_invalid(rest) then return "invalid" end
   if rests.is_resting(rest) then
     local due = rest.class == "quota" and NOW >= rest.probed_at_ms + rests.EARLY_PROBE_EVERY
-    if due and not probe_is_live then return "early", rest.until_ms end
-    return "cooling", rest.until_ms
+    if due and not probe_is_live then return "early", rest.until_ms, rest.class end
+    return "cooling", rest.until_ms, rest.class
   end
   if not rest.probation then return "open" end
   if probe_is_live then return "out" end

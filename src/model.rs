@@ -614,7 +614,7 @@ pub enum Code {
     UpgradeUnsupported,
     /// 404: no such provider or pool.
     UnknownProvider,
-    /// 404: no key serves this model.
+    /// 404: no key serves this model, or the provider lets none do this.
     NoCandidate,
     /// 409: the request contradicts a policy.
     PolicyConflict,
@@ -671,12 +671,14 @@ pub struct Fault {
     pub message: String,
     /// When to try again, where that helps.
     pub retry_after: Option<Duration>,
+    /// For [`Code::PoolExhausted`]: no use is in the way, the keys rest for what the provider said of them.
+    pub all_rest: bool,
 }
 
 impl Fault {
     /// An error that trying again does not help.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), retry_after: None }
+        Self { code, message: message.into(), retry_after: None, all_rest: false }
     }
 
     /// The same, worth trying again after `wait`.

@@ -43,6 +43,7 @@ mod checks;
 mod choice;
 mod faults;
 mod mask;
+mod none_free;
 mod outgoing;
 mod reply;
 mod socket;
@@ -316,7 +317,7 @@ impl Rooms {
         loop {
             tokio::select! {
                 biased;
-                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error, route)),
+                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error, route, &choice.wish().model)),
                 read = body.read_ahead(|_| false), if read_on => {
                     read.map_err(faults::of_body)?;
                     read_on = false;

@@ -177,7 +177,7 @@ impl Witness for Watcher {
         let inner = &*self.0;
         let Some(keys) = inner.ring.of(provider.as_str()) else { return };
         match why {
-            Reason::Cooling(until) => {
+            Reason::Cooling { until, .. } => {
                 let scope = if model.is_some() { Scope::KeyModel } else { Scope::Key };
                 keys.rests(key, scope, model, until.since(inner.store.now()));
                 if !inner.book().knows_end(provider, until) {

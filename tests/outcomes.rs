@@ -488,3 +488,115 @@ async fn only_a_code_that_names_the_key_or_lessors_own_check_makes_a_key_invalid
     eventually_within(ms(5000), "it is not lent", async || (lessor.chat().await.status == 503).then_some(()))
         .await;
 }
+
+/// No such model, in OpenAI's words.
+fn no_model() -> Play {
+    let message = "The model `gpt-5-typo` does not exist or you do not have access to it.";
+    Play::json(404, &openai_error("invalid_request_error", "model_not_found", message))
+}
+
+/// What lessor said, and the type of error that it named.
+fn told(answer: &support::client::Answer) -> (String, String) {
+    let message = answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+    let status = answer.header("proxy-status").trim_start_matches("lessor; error=").to_owned();
+    (message, status)
+}
+
+#[tokio::test]
+async fn a_mistyped_model_stays_a_404_that_says_so_and_is_not_worth_a_retry() {
+    let provider = Provider::start(|_| no_model()).await;
+    let lessor = in_order(&provider, ["a", "b"].map(Key::new)).start().await;
+    let first = lessor.ask(chat("gpt-5-typo")).await;
+    assert_eq!((first.status, first.header("x-lessor-error")), (404, ""), "the provider's own word");
+    let second = lessor.ask(chat("gpt-5-typo")).await;
+    second.is_error(404, "no_candidate");
+    assert_eq!(second.header("x-should-retry"), "false");
+    let wait: u64 = second.header("retry-after").parse().unwrap();
+    assert!((1700..=1900).contains(&wait), "{wait}");
+    let (message, status) = told(&second);
+    let said =
+        "lessor: every key of pool `default` lacks access to model `gpt-5-typo` (the provider said so; ";
+    assert!(message.starts_with(said), "{message}");
+    assert!(!message.contains("caps"), "{message}");
+    assert_eq!(status, "destination_not_found");
+    assert_eq!(provider.count(), 2);
+    // a key that is asked for by name says that it was
+    let pinned = lessor.ask(chat("gpt-5-typo").header("x-lessor-key", "b")).await;
+    pinned.is_error(404, "no_candidate");
+    let (message, _) = told(&pinned);
+    let said =
+        "lessor: key `openai/b`, the one that X-Lessor-Key asks for, lacks access to model `gpt-5-typo`";
+    assert!(message.starts_with(said), "{message}");
+}
+
+#[tokio::test]
+async fn keys_that_may_not_be_used_from_here_are_a_404_too() {
+    let far = openai_error("request_forbidden", "unsupported_country_region_territory", "Not supported");
+    let provider = Provider::start(move |_| Play::json(403, &far)).await;
+    let lessor = in_order(&provider, [Key::new("a")]).start().await;
+    assert_eq!(lessor.chat().await.status, 403);
+    let answer = lessor.chat().await;
+    answer.is_error(404, "no_candidate");
+    assert_eq!(answer.header("x-should-retry"), "false");
+    let (message, _) = told(&answer);
+    assert!(
+        message.starts_with("lessor: every key of pool `default` may not be used from here"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_tells_what_keeps_each_key_and_asks_for_more_slots_only_where_slots_lack() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider = Provider::start(move |seen| match seen.key() {
+        "sk-a" | "sk-b" => rate_limited("40"),
+        "sk-c" => out_of_money(Some(900)),
+        "sk-d" => no_model(),
+        _ => Play::new().until(&held).then(openai(seen)),
+    })
+    .await;
+    let setup = || in_order(&provider, ["a", "b", "c", "d"].map(Key::new)).set("retry.max_attempts", "4");
+    let lessor = setup().start().await;
+    assert_eq!(lessor.chat().await.status, 404);
+    let answer = lessor.chat().await;
+    answer.is_error(429, "pool_exhausted");
+    let (message, status) = told(&answer);
+    let said = "lessor: all 4 keys of pool `default` that fit rest: 2 rate limited (the first for ";
+    assert!(message.starts_with(said), "{message}");
+    let word = "1 without access to model `gpt-4o-mini` (for ";
+    for part in ["1 out of quota (for 1", word, "; try again in "] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert!(!message.contains("caps"), "{message}");
+    assert_eq!((status.as_str(), answer.header("retry-after").len()), ("destination_unavailable", 2));
+
+    // one that is asked for by name rests, while another is free
+    let lessor = Arc::new(setup().key(Key::new("e").cap(1)).set("retry.max_attempts", "5").start().await);
+    assert_eq!(use_key(&lessor, "a").await, 429);
+    let pinned = lessor.ask(Request::get("/openai/v1/models").header("x-lessor-key", "a")).await;
+    pinned.is_error(429, "pool_exhausted");
+    let (message, _) = told(&pinned);
+    let said =
+        "lessor: key `openai/a`, the one that X-Lessor-Key asks for, rests: rate limited; try again in ";
+    assert!(message.starts_with(said), "{message}");
+    assert!(message.ends_with(", or without asking for that very key"), "{message}");
+
+    // and where a key is in use, that is said, too
+    let before = provider.count();
+    let beside = Arc::clone(&lessor);
+    let first = tokio::spawn(async move { beside.chat().await });
+    provider.request(before + 4).await;
+    let answer = lessor.ask(chat("gpt-4o-mini").header("x-lessor-max-wait", "0s")).await;
+    answer.is_error(429, "pool_exhausted");
+    let (message, status) = told(&answer);
+    assert!(
+        message.starts_with("lessor: all 5 keys of pool `default` that fit cannot be had now: "),
+        "{message}"
+    );
+    assert!(message.contains("1 without a free slot"), "{message}");
+    assert!(message.ends_with(", add keys or raise their caps"), "{message}");
+    assert_eq!(status, "connection_limit_reached");
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 200);
+}

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::held::{Hold, Lease};
+use super::kept::Kept;
 use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
 use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
 use super::{Inner, Leases, STORE_DOWN, Station, lock};
@@ -51,16 +52,13 @@ pub struct Want<'a> {
     pub until: Instant,
 }
 
-/// Why no key was leased. Full, unusable and failing are different errors, for they lead to different next
-/// steps.
+/// Why no key was leased. Full, without access, unusable and failing are different errors, for they lead to
+/// different next steps.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
     /// Every fitting key is full or cools, and stayed so for the wait; or the queue is full.
-    #[error(
-        "pool `{pool}` has no free slot{}; try again in {retry_after:?}, add keys or raise their caps",
-        if *queue_full { " and queue.max_waiting requests wait already" } else { "" }
-    )]
+    #[error("pool `{pool}` has no key to lend; try again in {retry_after:?}")]
     PoolExhausted {
         /// What was asked for.
         pool: PoolName,
@@ -68,6 +66,18 @@ pub enum AcquireError {
         retry_after: Duration,
         /// `queue.max_waiting` was reached, so this request did not even wait.
         queue_full: bool,
+        /// What keeps the keys; empty where the store was not asked.
+        kept: Vec<Kept>,
+    },
+    /// The provider lets no fitting key do this, by what it said of each: no matter of slots.
+    #[error("pool `{pool}` has no key that may do this; try again in {retry_after:?}")]
+    NoAccess {
+        /// What was asked for.
+        pool: PoolName,
+        /// When the first of them is tried again.
+        retry_after: Duration,
+        /// What keeps the keys.
+        kept: Vec<Kept>,
     },
     /// Every fitting key is invalid, disabled or pending.
     #[error(
@@ -167,7 +177,7 @@ impl<'a> Walk<'a> {
                 Step::Wait { retry_at, blocked } => {
                     match &blocked {
                         Some(blocked) => self.judge(blocked)?,
-                        None if self.want.until <= Instant::now() => return Err(self.exhausted(false)),
+                        None if self.want.until <= Instant::now() => return Err(self.exhausted(&[], false)),
                         None => {}
                     }
                     self.sleep(&place, retry_at).await;
@@ -210,26 +220,32 @@ impl<'a> Walk<'a> {
         }
         let left = self.want.until.saturating_duration_since(Instant::now());
         let inner = self.leases.inner();
+        let now = inner.store.now();
         let cooled = match blocked.cooldown_end {
-            Some(end) if blocked.full.is_empty() => Some(end.since(inner.store.now())),
+            Some(end) if blocked.full.is_empty() => Some(end.since(now)),
             _ => None,
         };
         match cooled {
-            Some(rest) if rest > left || left.is_zero() => {
-                Err(AcquireError::PoolExhausted { pool, retry_after: rest, queue_full: false })
+            Some(retry_after) if retry_after > left || left.is_zero() => {
+                let kept = Kept::sum(&blocked.reasons, now);
+                if kept.iter().all(|kept| kept.by.is_no_access()) {
+                    return Err(AcquireError::NoAccess { pool, retry_after, kept });
+                }
+                Err(AcquireError::PoolExhausted { pool, retry_after, queue_full: false, kept })
             }
-            None if left.is_zero() => Err(self.exhausted(false)),
+            None if left.is_zero() => Err(self.exhausted(&blocked.reasons, false)),
             _ => Ok(()),
         }
     }
 
-    fn exhausted(&self, queue_full: bool) -> AcquireError {
+    fn exhausted(&self, reasons: &[(KeyId, Reason)], queue_full: bool) -> AcquireError {
         let hold = Duration::from_micros(self.station.hold.load(Ordering::Relaxed));
         let ttl = self.leases.inner().lease.ttl.max(MIN_RETRY_AFTER);
         AcquireError::PoolExhausted {
             pool: self.want.pool.clone(),
             retry_after: hold.clamp(MIN_RETRY_AFTER, ttl),
             queue_full,
+            kept: Kept::sum(reasons, self.leases.inner().store.now()),
         }
     }
 
@@ -364,14 +380,14 @@ impl<'a> Walk<'a> {
     fn join(&self) -> Result<Place<'a>, AcquireError> {
         let inner = self.leases.inner();
         if self.want.until <= Instant::now() {
-            return Err(self.exhausted(false));
+            return Err(self.exhausted(&[], false));
         }
         let bound = inner.queue.max_waiting;
         let room = inner.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
             (waiting < bound).then_some(waiting + 1)
         });
         if room.is_err() {
-            return Err(self.exhausted(true));
+            return Err(self.exhausted(&[], true));
         }
         let mut line = lock(&self.station.line);
         let (seq, seat) = line.join(self.queue(), Instant::now() + inner.lease.heartbeat);
@@ -424,14 +440,16 @@ fn ended(why: Ended) -> AcquireError {
 
 /// What a refusal means for the line; keys left to others count as full.
 fn blocked(refusal: &Refusal, mut barred: Vec<KeyId>) -> Blocked {
+    let left = barred.iter().map(|key| (key.clone(), Reason::Full));
+    let reasons = refusal.reasons.iter().cloned().chain(left).collect();
     let full = refusal.reasons.iter().filter(|(_, reason)| matches!(reason, Reason::Full));
     barred.extend(full.map(|(key, _)| key.clone()));
     let cooling = |(_, reason): &(KeyId, Reason)| match reason {
-        Reason::Cooling(end) => Some(*end),
+        Reason::Cooling { until, .. } => Some(*until),
         _ => None,
     };
     let end = refusal.cooldown_end.into_iter().chain(refusal.reasons.iter().filter_map(cooling)).min();
-    Blocked { full: barred, cooldown_end: end }
+    Blocked { full: barred, cooldown_end: end, reasons }
 }
 
 fn merge(into: &mut Refusal, more: Refusal) {

@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::lock;
-use crate::model::{FencingToken, GroupName, KeyId, KeyStatus, LeaseId, ModelName, ProviderName};
+use crate::model::{Class, FencingToken, GroupName, KeyId, KeyStatus, LeaseId, ModelName, ProviderName};
 use crate::store::{
     Acquire, Acquired, Answer, Epoch, Grant, Reason, Refusal, Release, Renew, RenewAnswer, Renewed, Report,
     Reported, Snapshot, StatusChange, Store, StoreError, StoreEvent, StoreTime, SyncKeys, Synced,
@@ -153,7 +153,7 @@ impl State {
         }
         for scope in [None, model.cloned()] {
             if let Some(end) = self.cooling.get(&(key.clone(), scope)).filter(|end| **end > now) {
-                return Some(Reason::Cooling(*end));
+                return Some(Reason::Cooling { until: *end, class: Class::Rate });
             }
         }
         (self.live.get(key).map_or(0, BTreeSet::len) >= *cap).then_some(Reason::Full)
@@ -180,7 +180,7 @@ impl State {
                     group: self.group.clone(),
                 });
             };
-            if let Reason::Cooling(end) = reason {
+            if let Reason::Cooling { until: end, .. } = reason {
                 refusal.cooldown_end = Some(refusal.cooldown_end.map_or(end, |earlier| earlier.min(end)));
             }
             refusal.reasons.push((candidate.key.clone(), reason));

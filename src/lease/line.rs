@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::model::{KeyId, ModelName};
-use crate::store::{StoreError, StoreTime};
+use crate::store::{Reason, StoreError, StoreTime};
 
 /// More wakes than this for one waiter become one that makes all heads try.
 const MAX_WAKES: usize = 16;
@@ -37,6 +37,8 @@ pub(super) struct Blocked {
     pub(super) full: Vec<KeyId>,
     /// When the first cooldown ends.
     pub(super) cooldown_end: Option<StoreTime>,
+    /// What keeps each fitting key.
+    pub(super) reasons: Arc<[(KeyId, Reason)]>,
 }
 
 impl Blocked {
@@ -388,7 +390,8 @@ mod tests {
         }
 
         fn decide(&mut self, id: &QueueId, barred: &[KeyId]) -> Result<KeyId, Blocked> {
-            let mut blocked = Blocked { full: barred.to_vec(), cooldown_end: Some(StoreTime(1)) };
+            let mut blocked =
+                Blocked { full: barred.to_vec(), cooldown_end: Some(StoreTime(1)), ..Blocked::default() };
             for key in id.fitting.iter().filter(|key| !barred.contains(key)) {
                 if self.resting.contains(&(key.clone(), id.model.clone())) {
                     continue;

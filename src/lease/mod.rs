@@ -13,6 +13,7 @@
 //!
 //! ```text
 //! acquire.rs    the walk from a wish to a lease: try, wait, try again
+//! kept.rs       why none could be had, summed up
 //! line.rs       who waits and who is next, as a pure structure
 //! held.rs       the lease in its holder's hand, and what its holder shares with the heartbeat
 //! heartbeat.rs  renewals and local deadlines
@@ -39,6 +40,7 @@ use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEv
 mod acquire;
 mod heartbeat;
 mod held;
+mod kept;
 mod line;
 mod settle;
 
@@ -51,6 +53,7 @@ mod tests;
 
 pub use acquire::{AcquireError, Want};
 pub use held::{Lease, Lost, Watch};
+pub use kept::{By, Kept};
 
 use heartbeat::Beat;
 use line::{Ended, Line};

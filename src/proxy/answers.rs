@@ -20,8 +20,8 @@ const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// The status, the RFC 9209 error type, and whether a retry can help.
-fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
-    match code {
+fn rendering(fault: &Fault, mode: Mode) -> (StatusCode, &'static str, bool) {
+    match fault.code {
         Code::BadRequest => (StatusCode::BAD_REQUEST, "http_request_error", false),
         Code::RequestTimeout => (StatusCode::REQUEST_TIMEOUT, "connection_read_timeout", false),
         Code::HeaderTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", false),
@@ -38,6 +38,9 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
         Code::UnknownProvider | Code::NoCandidate => (StatusCode::NOT_FOUND, "destination_not_found", false),
         Code::PolicyConflict => (StatusCode::CONFLICT, "http_request_denied", false),
         Code::Misdirected => (StatusCode::MISDIRECTED_REQUEST, "http_request_denied", false),
+        Code::PoolExhausted if fault.all_rest => {
+            (StatusCode::TOO_MANY_REQUESTS, "destination_unavailable", true)
+        }
         Code::PoolExhausted => (StatusCode::TOO_MANY_REQUESTS, "connection_limit_reached", true),
         Code::UpstreamUnreachable => (StatusCode::BAD_GATEWAY, "destination_unavailable", true),
         Code::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "http_response_timeout", true),
@@ -52,7 +55,7 @@ fn rendering(code: Code, mode: Mode) -> (StatusCode, &'static str, bool) {
 /// The answer to a request that came in by `mode` and whose SDK shows errors of `shape`. `connect`: it is
 /// a CONNECT itself.
 pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode, connect: bool) -> Response<Bytes> {
-    let (status, kind, may_retry) = rendering(fault.code, mode);
+    let (status, kind, may_retry) = rendering(fault, mode);
     let mut response = Response::new(body(fault, shape, status));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -62,7 +65,9 @@ pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode, connect: bool
         headers.insert(PROXY_STATUS, value);
     }
     let too_long = fault.retry_after.is_some_and(|wait| wait > LONGEST_RETRY);
-    if too_long || !(may_retry || fault.retry_after.is_some()) {
+    // What no key may do is not had by asking again, also where its rest is nearly over.
+    let in_vain = fault.code == Code::NoCandidate || !(may_retry || fault.retry_after.is_some());
+    if too_long || in_vain {
         headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
     }
     if let Some(wait) = fault.retry_after {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::none_free::{exhausted, no_access};
 use crate::forward::SendError;
 use crate::forward::replay::BodyFault;
 use crate::lease::{AcquireError, Lost};
@@ -46,12 +47,13 @@ pub(super) fn of_body(fault: BodyFault) -> Fault {
     Fault::new(code, fault.to_string())
 }
 
-pub(super) fn of_acquire(error: &AcquireError, route: &Route) -> Fault {
+pub(super) fn of_acquire(error: &AcquireError, route: &Route, model: &ModelKnown) -> Fault {
     let text = chain(error);
     match error {
-        AcquireError::PoolExhausted { retry_after, .. } => {
-            Fault::new(Code::PoolExhausted, text).retry_after(*retry_after)
+        AcquireError::PoolExhausted { retry_after, queue_full, kept, .. } => {
+            exhausted(route, model, kept, *retry_after, *queue_full)
         }
+        AcquireError::NoAccess { retry_after, kept, .. } => no_access(route, model, kept, *retry_after),
         // No wait heals it: a person or a check does.
         AcquireError::KeyUnavailable { .. } => Fault::new(Code::KeyUnavailable, unusable(route)),
         AcquireError::StoreUnavailable { .. } => Fault::new(Code::StoreUnavailable, text).retry_after(SOON),

@@ -315,6 +315,11 @@ impl ProviderKeys {
         self.keys.iter().any(|key| !key.config.models.is_empty() && chain.contains(&key.config.pool))
     }
 
+    /// Whether keys of other pools serve this one, too.
+    pub fn falls_back(&self, pool: &PoolName) -> bool {
+        self.chain(pool).len() > 1
+    }
+
     /// Whether the pool or one of its fallbacks has a key here.
     pub fn has_pool(&self, pool: &PoolName) -> bool {
         let chain = self.chain(pool);

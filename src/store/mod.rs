@@ -12,8 +12,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    AppName, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, LeaseId, ModelName, Outcome, OwnerId,
-    PoolName, ProviderName,
+    AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, LeaseId, ModelName, Outcome,
+    OwnerId, PoolName, ProviderName,
 };
 
 pub use crate::model::{Candidate, KeySettings};
@@ -140,7 +140,7 @@ impl Refusal {
 
     /// Whether some candidate only cools: it comes back by itself.
     pub fn any_cooling(&self) -> bool {
-        self.reasons.iter().any(|(_, reason)| matches!(reason, Reason::Cooling(_)))
+        self.reasons.iter().any(|(_, reason)| matches!(reason, Reason::Cooling { .. }))
     }
 }
 
@@ -153,8 +153,14 @@ pub enum Reason {
     NoSettings,
     /// Live leases at the cap (on probation: the probe is out; in a grace: not lent yet).
     Full,
-    /// It, its group or this model cools until then.
-    Cooling(StoreTime),
+    /// It, its group or this model cools until then; where several rests bear on it, the one that ends last
+    /// counts.
+    Cooling {
+        /// Its end.
+        until: StoreTime,
+        /// What set it.
+        class: Class,
+    },
     /// It waits for a person or a check: `invalid`, `disabled` or `pending`.
     Unusable(KeyStatus),
 }

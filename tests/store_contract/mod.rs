@@ -98,6 +98,7 @@ macro_rules! store_contract {
             waits_that_nobody_named_double_up_to_two_minutes
             refusals_already_on_their_way_grow_nothing
             the_longest_evidence_wins
+            who_is_refused_hears_what_set_the_rest_that_ends_last
             growth_is_forgotten_after_ten_good_minutes
             only_a_success_of_a_newer_lease_lifts_what_was_set
             named_waits_are_bounded_by_their_class
@@ -385,7 +386,7 @@ impl<B: Backend> World<B> {
     /// Asserts that a reason is a cooldown that ends `wait` from now.
     #[track_caller]
     pub fn cools_for(&self, reason: Reason, wait: Duration) {
-        let Reason::Cooling(end) = reason else { panic!("wanted a cooldown, got {reason:?}") };
+        let Reason::Cooling { until: end, .. } = reason else { panic!("wanted a cooldown, got {reason:?}") };
         let left = end.since(self.now());
         assert!(self.is_in(end, wait), "wanted a cooldown of {wait:?}, got one of {left:?}");
     }

@@ -30,7 +30,10 @@ pub async fn a_rate_limited_key_rests_as_long_as_it_was_told_and_heals_by_itself
     assert_eq!(reported.status, Some(KeyStatus::RateLimited));
 
     let refusal = world.refuse(world.ask(["a"])).await;
-    assert_eq!(refusal.reasons, [(key("a"), Reason::Cooling(reported.cooling_until.unwrap()))]);
+    assert_eq!(
+        refusal.reasons,
+        [(key("a"), Reason::Cooling { until: reported.cooling_until.unwrap(), class: Class::Rate })]
+    );
     assert_eq!(refusal.cooldown_end, reported.cooling_until);
     assert_eq!(world.take(world.ask(["a", "b"])).await.grant.key, key("b"));
     let view = world.view("a").await;
@@ -95,6 +98,26 @@ pub async fn the_longest_evidence_wins(world: World<impl Backend>) {
     world.report(&held[1], says_wait(Class::Rate, MINUTE)).await;
     assert_eq!(world.status("a").await, KeyStatus::Exhausted);
     world.cools_for(world.why_not_key("a").await, HOUR);
+}
+
+pub async fn who_is_refused_hears_what_set_the_rest_that_ends_last(world: World<impl Backend>) {
+    world.sync(vec![grouped("a")]).await;
+    let taken = world.take(ask_in_group(&world, "a", "m")).await;
+    let reports = [
+        (says_wait(Class::Rate, MINUTE), Class::Rate),
+        (says_of(Class::Rate, Scope::GroupModel, MINUTE * 2), Class::Rate),
+        (says(Class::Access), Class::Access),
+        (says_of(Class::Quota, Scope::Group, HOUR), Class::Quota),
+        (says_of(Class::Overloaded, Scope::ProviderModel, SECOND), Class::Quota),
+    ];
+    for (outcome, last) in reports {
+        world.report(&taken, outcome).await;
+        let reason = world.why_not(ask_in_group(&world, "a", "m")).await;
+        let Reason::Cooling { class, .. } = reason else { panic!("{reason:?}") };
+        assert_eq!(class, last);
+    }
+    let reason = world.why_not(ask_in_group(&world, "a", "n")).await;
+    assert!(matches!(reason, Reason::Cooling { class: Class::Quota, .. }), "{reason:?}");
 }
 
 pub async fn growth_is_forgotten_after_ten_good_minutes<B: Backend>(world: World<B>) {
@@ -332,14 +355,14 @@ pub async fn an_exhausted_key_is_probed_every_half_hour_before_its_end<B: Backen
     world.keys([("a", 4)]).await;
     world.lend_and_report("a", says_wait(Class::Quota, HOUR * 24)).await;
     pass!(world, MINUTE * 29);
-    assert!(matches!(world.why_not_key("a").await, Reason::Cooling(_)));
+    assert!(matches!(world.why_not_key("a").await, Reason::Cooling { .. }));
     pass!(world, MINUTE);
     let probe = lend_long(&world, "a").await;
     assert!(probe.grant.probe);
     assert_eq!(world.status("a").await, KeyStatus::Exhausted);
     // while it is out, and until half an hour after it began, none other is
     pass!(world, MINUTE * 29);
-    assert!(matches!(world.why_not_key("a").await, Reason::Cooling(_)));
+    assert!(matches!(world.why_not_key("a").await, Reason::Cooling { .. }));
     world.report(&probe, says(Class::Quota)).await;
     world.release(&probe).await;
     world.cools_for(world.why_not_key("a").await, MINUTE * (24 * 60 - 59));
@@ -365,7 +388,7 @@ pub async fn an_exhausted_group_is_probed_by_one_key_alone<B: Backend>(world: Wo
     let taken = world.take(ask_in_group(&world, "a", "m")).await;
     world.report(&taken, says_of(Class::Quota, Scope::Group, SECOND)).await;
     world.release(&taken).await;
-    assert!(matches!(world.why_not(ask_in_group(&world, "b", "m")).await, Reason::Cooling(_)));
+    assert!(matches!(world.why_not(ask_in_group(&world, "b", "m")).await, Reason::Cooling { .. }));
     pass!(world, SECOND + B::SLACK);
     let probe = world.take(ask_in_group(&world, "a", "m")).await;
     assert!(probe.grant.probe);
@@ -770,7 +793,7 @@ pub async fn only_an_exhaustion_is_probed_before_its_end<B: Backend>(world: Worl
     world.keys([("a", 4)]).await;
     world.lend_and_report("a", says_wait(Class::Rate, HOUR * 9)).await;
     pass!(world, MINUTE * 31);
-    assert!(matches!(world.why_not_key("a").await, Reason::Cooling(_)));
+    assert!(matches!(world.why_not_key("a").await, Reason::Cooling { .. }));
 }
 
 pub async fn a_refused_early_probe_counts_for_the_growth_and_outdates_the_probe_before_it<B: Backend>(
@@ -807,13 +830,13 @@ pub async fn a_probe_stays_the_only_one_however_long_it_takes<B: Backend>(world:
     world.take(ask("b")).await;
     // news from before the probation makes the rest longer, and the probe no less out
     world.report(&old, says_of(Class::Quota, Scope::Group, SECOND * 2)).await;
-    assert!(matches!(world.why_not(ask("a")).await, Reason::Cooling(_)));
+    assert!(matches!(world.why_not(ask("a")).await, Reason::Cooling { .. }));
     pass!(world, SECOND * 2 + B::SLACK);
     assert_eq!(world.why_not(ask("a")).await, Reason::Full);
     // nor is there a second one before the end
     world.report(&old, says_of(Class::Quota, Scope::Group, HOUR * 24)).await;
     pass!(world, HOUR);
-    assert!(matches!(world.why_not(ask("a")).await, Reason::Cooling(_)));
+    assert!(matches!(world.why_not(ask("a")).await, Reason::Cooling { .. }));
 }
 
 pub async fn an_exhaustion_that_is_already_over_is_a_probation(world: World<impl Backend>) {

@@ -230,6 +230,13 @@ impl Canary<'_> {
                 found,
                 "every fitting key is full or rests: `lessor status` shows until when; add keys, or raise caps",
             ),
+            "no_candidate" => Check::fail(
+                self.name(),
+                found,
+                format!(
+                    "give the keys access, or name in [providers.{name}] check a request that they may make"
+                ),
+            ),
             "key_unavailable" => Check::fail(
                 self.name(),
                 found,

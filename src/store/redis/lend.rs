@@ -11,7 +11,7 @@ use super::batch::Batched;
 use super::link::Live;
 use super::values::{Reader, nonsense};
 use super::{CALL_LIMIT, Call, SHARED_LIMIT, Shared, within_limit};
-use crate::model::{FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
+use crate::model::{Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
 use crate::store::text::fingerprint_text;
 use crate::store::{
     Acquire, Acquired, Candidate, Epoch, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed,
@@ -299,6 +299,11 @@ fn time(ms: u64) -> Option<StoreTime> {
     (ms > 0).then_some(StoreTime(ms))
 }
 
+/// A rest's class. In a row that another program wrote it may be any word, and such a row rests like others.
+fn class(word: &str) -> Class {
+    Class::RESTS.into_iter().find(|class| class.as_str() == word).unwrap_or(Class::Rate)
+}
+
 fn reason(answer: &mut Reader) -> Result<Reason, StoreError> {
     let word = answer.text()?;
     let value = answer.value()?;
@@ -307,8 +312,8 @@ fn reason(answer: &mut Reader) -> Result<Reason, StoreError> {
         "settings" => Ok(Reason::NoSettings),
         "full" => Ok(Reason::Full),
         "cooling" => {
-            let end = super::values::number(&value)?;
-            Ok(Reason::Cooling(StoreTime(u64::try_from(end).map_err(|_| nonsense("a bad time"))?)))
+            let mut rest = Reader::of(value)?;
+            Ok(Reason::Cooling { until: StoreTime(rest.count()?), class: class(&rest.text()?) })
         }
         "unusable" => match super::values::text(value)?.as_str() {
             "disabled" => Ok(Reason::Unusable(KeyStatus::Disabled)),

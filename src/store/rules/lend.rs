@@ -3,7 +3,7 @@
 use super::rest::Gate;
 use super::subject::Subject;
 use super::{Expiry, Key, Lease, Ledger};
-use crate::model::{FencingToken, GroupName, KeyStatus, LeaseId};
+use crate::model::{Class, FencingToken, GroupName, KeyStatus, LeaseId};
 use crate::store::{
     Acquire, Acquired, Candidate, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed,
     StoreTime,
@@ -59,8 +59,8 @@ impl Ledger {
             match self.weigh(ask, candidate, now) {
                 Ok(pass) => return Acquired::Granted(self.lend(ask, candidate, &pass, now)),
                 Err(no) => {
-                    if let Reason::Cooling(end) = no.reason {
-                        refusal.cooldown_end = Some(earlier(refusal.cooldown_end, end));
+                    if let Reason::Cooling { until, .. } = no.reason {
+                        refusal.cooldown_end = Some(earlier(refusal.cooldown_end, until));
                     }
                     if let Some(end) = no.lease_end {
                         refusal.lease_end = Some(earlier(refusal.lease_end, end));
@@ -97,12 +97,12 @@ impl Ledger {
                 match rest.gate(now, probe_is_live) {
                     Gate::Open => {}
                     Gate::Invalid => return Err(Reason::Unusable(KeyStatus::Invalid).into()),
-                    Gate::Cooling(end) => cooling = cooling.max(Some(end)),
+                    Gate::Cooling(until, class) => cooling = Some(later(cooling, (until, class))),
                     Gate::ProbeOut(lease) => probe_out = Some(lease),
-                    gate @ (Gate::Probe | Gate::EarlyProbe(_)) => {
+                    gate @ (Gate::Probe | Gate::EarlyProbe(..)) => {
                         pass.probe = true;
-                        if let Gate::EarlyProbe(end) = gate {
-                            cooling_if_full = cooling_if_full.max(Some(end));
+                        if let Gate::EarlyProbe(until, class) = gate {
+                            cooling_if_full = Some(later(cooling_if_full, (until, class)));
                         }
                         if subject.is_own() {
                             cap = 1;
@@ -112,8 +112,8 @@ impl Ledger {
                 pass.wants_success |= !rest.is_forgotten(now);
             }
         }
-        if let Some(end) = cooling {
-            return Err(Reason::Cooling(end).into());
+        if let Some((until, class)) = cooling {
+            return Err(Reason::Cooling { until, class }.into());
         }
         let full = |lease_end| No { reason: Reason::Full, lease_end };
         let full = if let Some(grace) = self.grace_until.filter(|grace| now < *grace) {
@@ -131,7 +131,7 @@ impl Ledger {
         };
         match (full, cooling_if_full) {
             (None, _) => Ok(pass),
-            (Some(_), Some(end)) => Err(Reason::Cooling(end).into()),
+            (Some(_), Some((until, class))) => Err(Reason::Cooling { until, class }.into()),
             (Some(full), None) => Err(full),
         }
     }
@@ -326,4 +326,9 @@ fn counted<'a>(candidate: &Candidate, group: Option<&'a GroupName>) -> Option<&'
 
 fn earlier(known: Option<StoreTime>, other: StoreTime) -> StoreTime {
     known.map_or(other, |known| known.min(other))
+}
+
+/// The rest that ends last; of two that end together, the one that was known.
+fn later(known: Option<(StoreTime, Class)>, other: (StoreTime, Class)) -> (StoreTime, Class) {
+    known.filter(|known| known.0 >= other.0).unwrap_or(other)
 }

@@ -162,11 +162,11 @@ pub enum Gate {
     /// Lend once, as the probe.
     Probe,
     /// Lend once, as the probe; where that cannot be, it cools until then.
-    EarlyProbe(StoreTime),
+    EarlyProbe(StoreTime, Class),
     /// The probe is out.
     ProbeOut(LeaseId),
     /// Not before then.
-    Cooling(StoreTime),
+    Cooling(StoreTime, Class),
     /// Not before a check or a person says so.
     Invalid,
 }
@@ -272,9 +272,9 @@ impl Rest {
         if self.is_resting(now) {
             let due = self.class == Class::Quota && now >= self.probed_at.plus(EARLY_PROBE_EVERY);
             return if due && probe.is_none() {
-                Gate::EarlyProbe(self.until)
+                Gate::EarlyProbe(self.until, self.class)
             } else {
-                Gate::Cooling(self.until)
+                Gate::Cooling(self.until, self.class)
             };
         }
         match (self.on_probe_end, probe) {
