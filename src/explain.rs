@@ -259,7 +259,8 @@ impl fmt::Display for Explained {
             BodyKind::NotAsked => "not looked at: no rule for this status asks",
         };
         writeln!(f, "{} answered {}", self.provider, self.status)?;
-        let rule = self.rule.as_ref().map_or_else(|| "none".to_owned(), RuleSeen::to_string);
+        let none = || "none; the status alone decides".to_owned();
+        let rule = self.rule.as_ref().map_or_else(none, RuleSeen::to_string);
         writeln!(f, "rule    {rule}")?;
         writeln!(f, "class   {class}")?;
         if let Some(code) = &self.code {

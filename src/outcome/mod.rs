@@ -39,7 +39,8 @@ pub fn needs_body(provider: &Provider, status: StatusCode, headers: &HeaderMap) 
     let fits = |rule: &&Rule| rules::fits(rule, status, headers);
     let rule_reads_it = provider.rules.iter().filter(fits).any(rules::reads_body);
     let wait_is_in_it = || {
-        let class = rules::by_status(provider, status, headers).map_or(Class::Network, |rule| rule.class);
+        let rule = rules::by_status(provider, status, headers);
+        let class = rule.map_or_else(|| rules::class_without(status), |rule| rule.class);
         provider.waits.iter().any(|wait| {
             !matches!(wait.from, WaitPlace::Header(_))
                 && waits::longest(class).is_some()
@@ -54,7 +55,7 @@ pub fn needs_body(provider: &Provider, status: StatusCode, headers: &HeaderMap) 
 pub struct Reading<'a> {
     /// What it says.
     pub outcome: Outcome,
-    /// The rule that decided; none for a success, nor for a status that is nobody's.
+    /// The rule that decided; none for a success, and where no rule speaks of the status.
     pub rule: Option<&'a Rule>,
     /// Where the wait was found; `None` where there is none, or the rule gave it.
     pub wait: Option<&'a Wait>,
@@ -88,9 +89,7 @@ pub fn reading<'a>(
     let body =
         if needs_body(provider, status, headers) { Body::decode(headers, body) } else { Body::NotAsked };
     let Some(hit) = rules::find(provider, status, headers, &body) else {
-        // Statuses past 599 are nobody's: no usable answer came.
-        let outcome = Outcome::plain(Class::Network, Some(status.as_u16()));
-        return Reading { outcome, rule: None, wait: None, body: body.kind() };
+        return without_rule(provider, status, headers, &body, now);
     };
     let rule = hit.rule;
     let named = waits::named(provider, rule.class, headers, &body, now);
@@ -108,6 +107,23 @@ pub fn reading<'a>(
         organization: None,
     };
     Reading { outcome, rule: Some(rule), wait: named.map(|(place, _)| place), body: body.kind() }
+}
+
+/// By the status alone: the user took all rules for it out, or it is nobody's.
+fn without_rule<'a>(
+    provider: &'a Provider,
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &Body,
+    now: SystemTime,
+) -> Reading<'a> {
+    let mut outcome = Outcome::plain(rules::class_without(status), Some(status.as_u16()));
+    if outcome.class == Class::Overloaded {
+        outcome.scope = Scope::ProviderModel;
+    }
+    let named = waits::named(provider, outcome.class, headers, body, now);
+    outcome.wait = named.map(|(_, wait)| wait);
+    Reading { outcome, rule: None, wait: named.map(|(place, _)| place), body: body.kind() }
 }
 
 /// A success, and perhaps a word on what comes next: nothing remains until a time. Its scope is then that of

@@ -7,6 +7,7 @@ use http::{HeaderMap, StatusCode};
 use super::body::{Body, scalar};
 use super::waits;
 use crate::config::{ANY_CODE, Provider, Rule};
+use crate::model::Class;
 
 /// The rule that decided, and the code in the body by which it did.
 pub(super) struct Hit<'a> {
@@ -45,6 +46,17 @@ pub(super) fn by_status<'a>(
 ) -> Option<&'a Rule> {
     let asks_status_alone = |rule: &&Rule| rule.codes.is_empty() && rule.phrases.is_empty();
     provider.rules.iter().filter(asks_status_alone).find(|rule| fits(rule, status, headers))
+}
+
+/// What a status means of which no rule speaks. 5xx is the provider's word on itself, and only past 599 is a
+/// status nobody's: no usable answer came.
+pub(super) fn class_without(status: StatusCode) -> Class {
+    match status.as_u16() {
+        429 => Class::Rate,
+        400..=499 => Class::Caller,
+        500..=599 => Class::Overloaded,
+        _ => Class::Network,
+    }
 }
 
 /// Whether the rule is for answers with such a head.

@@ -716,7 +716,19 @@ fn what_the_user_removes_no_longer_counts() {
         ],
     );
     let none = of("remove_rules = ['*']\nrules = [{ status = 429, class = 'caller' }]");
-    holds(&none, &[(429, "", quota, "caller key -"), (401, "", "", "network key -")]);
+    holds(&none, &[(429, "", quota, "caller key -"), (401, "", "", "caller key -")]);
+    let none = of("remove_rules = ['*']");
+    holds(
+        &none,
+        &[
+            (429, "retry-after: 7", quota, "rate key 7s"),
+            (429, "", quota, "rate key -"),
+            (402, "", "", "caller key -"),
+            (500, "", "", "overloaded provider_model -"),
+            (503, "retry-after: 7", "", "overloaded provider_model 7s"),
+            (600, "", "", "network key -"),
+        ],
+    );
     let waits = of("remove_waits = ['Retry-After', 'try again in']");
     let text = openai!("tokens", "rate_limit_exceeded", "Please try again in 9s.");
     let lines = "retry-after: 7";
