@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 use crate::config::{Origin, Provider, Rule, StatusRange, Wait, WaitPlace};
-use crate::model::{Class, Outcome, Scope};
+use crate::model::{Class, Onward, Outcome, Scope};
 use crate::outcome::{self, BodyKind, Reading};
 
 /// The largest answer that is read; of its body far less decides.
@@ -186,7 +186,7 @@ pub fn explain(provider: &Provider, status: StatusCode, answer: &Answer, now: Sy
         code: outcome.code.as_deref().map(str::to_owned),
         wait_ms: outcome.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
         wait_from: wait_from(&read),
-        another_key: outcome.wants_another_key(),
+        another_key: matches!(outcome.onward(), Onward::AnotherKey | Onward::AnotherGroup),
         then: effect(&resting),
         client: client(outcome),
     }
@@ -221,7 +221,8 @@ fn effect(outcome: &Outcome) -> String {
             "the key is lent no more until a check or a person says so".into()
         }
         Class::Invalid => format!("{subject} rests for 1m, and lessor's own check decides"),
-        Class::Access | Class::Region => format!("{subject} rests for {}", time("30m")),
+        // Whatever the answer names: whether a right was given is seen by trying.
+        Class::Access | Class::Region => format!("{subject} rests for 30m"),
         Class::Overloaded => format!("{subject} rests for {}; no key does", time("1s, doubling to 1m")),
         Class::Caller | Class::Success | Class::Cancelled => "nothing rests".into(),
         Class::Network => "nothing rests; the key's score goes down a little".into(),
@@ -233,12 +234,17 @@ fn shown(wait: Duration) -> String {
 }
 
 fn client(outcome: &Outcome) -> &'static str {
-    if outcome.wants_another_key() {
-        "another key is tried; where none can be had, this answer comes unchanged"
-    } else if outcome.class == Class::Overloaded {
-        "this answer; a request whose method is idempotent is tried again first"
-    } else {
-        "this answer, unchanged"
+    match outcome.onward() {
+        Onward::AnotherKey => "another key is tried; where none can be had, this answer comes unchanged",
+        Onward::AnotherGroup => {
+            "another key is tried, none of the same group; where none can be had, this answer comes unchanged"
+        }
+        Onward::AfterTheRest => {
+            "this answer, unchanged, for no key is lent meanwhile; where the rest ends within queue.max_wait, \
+             another key is tried then"
+        }
+        Onward::Again => "this answer; a request whose method is idempotent is tried again first",
+        Onward::Nowhere => "this answer, unchanged",
     }
 }
 

@@ -477,6 +477,33 @@ impl Outcome {
     pub fn wants_another_key(&self) -> bool {
         self.class.blames_key() || self.another_key
     }
+
+    /// Where its request goes on.
+    pub fn onward(&self) -> Onward {
+        let rests = self.class.blames_key() && self.class != Class::Concurrency;
+        match (self.wants_another_key(), self.blamed_scope()) {
+            (true, Scope::ProviderModel) if rests => Onward::AfterTheRest,
+            (true, Scope::Group | Scope::GroupModel) => Onward::AnotherGroup,
+            (true, _) => Onward::AnotherKey,
+            (false, _) if self.class == Class::Overloaded => Onward::Again,
+            (false, _) => Onward::Nowhere,
+        }
+    }
+}
+
+/// Where a request goes on that was not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Onward {
+    /// To another key.
+    AnotherKey,
+    /// To a key that is not of the same group.
+    AnotherGroup,
+    /// To another key, but all keys rest: where the rest ends within the wait.
+    AfterTheRest,
+    /// To any key, after the provider's rest, where sending it twice does no harm.
+    Again,
+    /// Nowhere: the answer is the client's.
+    Nowhere,
 }
 
 /// A key that fits a request, in the order in which the store shall try them.

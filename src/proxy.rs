@@ -32,7 +32,7 @@ use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Code, Fault, KeyId, Outcome, Scope, Site, Wanted};
+use crate::model::{Class, Code, Fault, KeyId, Onward, Outcome, Site, Wanted};
 use crate::route::ring::{ModelKnown, Ring, Wish};
 use crate::route::scan::{BodyScan, Scan};
 use crate::route::{Caller, From, ModelNeed, Plan, Route, Routes, Standing};
@@ -435,14 +435,17 @@ impl Rooms {
 
 /// Whether a refusal is worth another key, or another try.
 fn goes_on(method: &Method, outcome: &Outcome, on: RetryOn) -> bool {
-    let may_repeat = on.overloaded || method.is_idempotent();
-    outcome.wants_another_key() || (outcome.class == Class::Overloaded && may_repeat)
+    match outcome.onward() {
+        Onward::AnotherKey | Onward::AnotherGroup | Onward::AfterTheRest => true,
+        Onward::Again => on.overloaded || method.is_idempotent(),
+        Onward::Nowhere => false,
+    }
 }
 
 /// Takes out what this answer rules out for this request: the key, and its group where the limit is the
 /// group's.
 fn leave_out(choice: &mut Choice<'_>, in_use: &InUse, outcome: &Outcome) {
-    let whole_group = matches!(outcome.scope, Scope::Group | Scope::GroupModel);
+    let whole_group = outcome.onward() == Onward::AnotherGroup;
     let group = in_use.group().filter(|_| whole_group);
     choice.rule_out(in_use.lease.key().clone(), group);
 }

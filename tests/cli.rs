@@ -151,6 +151,32 @@ async fn the_schema_takes_the_reference_and_the_catalogue_and_refuses_what_check
 }
 
 #[tokio::test]
+async fn check_explains_where_a_request_goes_and_what_a_status_means_without_any_rule() {
+    let one = |name: &str, more: &str| {
+        format!("[providers.{name}]\nbase_url = \"https://{name}.example\"\n{more}\n")
+    };
+    let shared = "rules = [{ status = [429], class = \"rate\", scope = \"provider_model\" }]";
+    let tables = one("shared", shared) + &one("bare", "remove_rules = [\"*\"]");
+    let home = home_with(&format!("{tables}{KEY}"));
+    let explain = async |provider: &str, status: &str| {
+        let args = ["check", "--config", "lessor.toml", "--explain", provider, status];
+        let said = home.run(&args).await.ok().to_owned();
+        (said, home.run(&[&args[..], &["--json"]].concat()).await.json())
+    };
+    let (said, json) = explain("shared", "429").await;
+    let client =
+        "this answer, unchanged, for no key is lent meanwhile; where the rest ends within queue.max_wait";
+    assert!(said.contains(client), "{said}");
+    assert_eq!((&json["subject"], &json["another_key"]), (&"provider_model".into(), &false.into()));
+    for (status, class) in [("429", "rate"), ("401", "caller"), ("500", "overloaded"), ("503", "overloaded")]
+    {
+        let (said, json) = explain("bare", status).await;
+        assert!(said.contains("none; the status alone decides"), "{said}");
+        assert_eq!(json["class"], class, "{status}");
+    }
+}
+
+#[tokio::test]
 async fn check_explains_by_the_files_rules_without_its_secrets() {
     let table = "[providers.openai]\nremove_rules = [\"insufficient_quota\"]\nremove_waits = [\"retry-after\"]\n\
         rules = [{ status = [429], phrase = [\"current quota\"], class = \"overloaded\" }]\n";

@@ -600,3 +600,21 @@ async fn a_refusal_tells_what_keeps_each_key_and_asks_for_more_slots_only_where_
     gate.open();
     assert_eq!(first.await.unwrap().status, 200);
 }
+
+#[tokio::test]
+async fn a_limit_of_the_provider_is_waited_for_or_told_at_once_as_check_explains() {
+    for (seconds, tried, status) in [("30", 1, 429), ("1", 2, 200)] {
+        let provider = Provider::start(move |seen| match seen.key() {
+            "sk-a" => rate_limited(seconds),
+            _ => openai(seen),
+        })
+        .await;
+        let rule = "[{ status = [429], class = \"rate\", scope = \"provider_model\" }]";
+        let setup = in_order(&provider, ["a", "b"].map(Key::new));
+        let setup = setup.set("providers.openai.remove_rules", "[\"*\"]").set("providers.openai.rules", rule);
+        let lessor = setup.start().await;
+        let answer = lessor.chat().await;
+        assert_eq!((answer.status, provider.count()), (status, tried), "{seconds}: {}", answer.text());
+        assert_eq!(answer.header("x-lessor-error"), "");
+    }
+}
