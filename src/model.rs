@@ -406,6 +406,17 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// The word users see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Key => "key",
+            Self::KeyModel => "key_model",
+            Self::Group => "group",
+            Self::GroupModel => "group_model",
+            Self::ProviderModel => "provider_model",
+        }
+    }
+
     /// Whether the model must be known to apply it.
     pub fn names_model(self) -> bool {
         matches!(self, Self::KeyModel | Self::GroupModel | Self::ProviderModel)

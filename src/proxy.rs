@@ -368,11 +368,6 @@ impl Rooms {
                 "the provider says that this key is bad; it is not lent before `lessor keys check` finds it good"
             );
         }
-        tracing::info!(
-            %provider, %key, class = outcome.class.as_str(), status = outcome.status, code = outcome.code.as_deref(),
-            wait_ms = outcome.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
-            "the provider refused a request"
-        );
         self.metrics.cooldown(outcome.class);
         if outcome.class == Class::Invalid && !outcome.proven {
             self.checks.in_background(provider.clone(), key.clone());

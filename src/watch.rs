@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::events::{Events, What};
 use crate::lease::{Gone, Lost, Witness};
-use crate::model::{KeyId, LeaseId, ModelName, ProviderName, Scope};
+use crate::model::{Class, GroupName, KeyId, LeaseId, ModelName, ProviderName, Scope};
 use crate::route::ring::Ring;
 use crate::store::{Reason, Report, Reported, Snapshot, Store, StoreError, StoreEvent, StoreTime};
 
@@ -197,8 +197,10 @@ impl Witness for Watcher {
     fn reported(&self, report: &Report, found: &Reported) {
         let inner = &*self.0;
         let (provider, now) = (&report.provider, inner.store.now());
+        let until = found.cooling_until.filter(|until| *until != StoreTime::NEVER);
+        say_refusal(report, until.map(|until| until.since(now)));
         let mut book = inner.book();
-        if let Some(until) = found.cooling_until.filter(|until| *until != StoreTime::NEVER) {
+        if let Some(until) = until {
             if let Some(keys) = inner.ring.of(provider.as_str()) {
                 keys.rests(
                     &report.key,
@@ -218,6 +220,10 @@ impl Witness for Watcher {
             let changed = book.has_status(provider, &report.key, status, Some(reason), now);
             inner.events.tell_all(changed);
         }
+    }
+
+    fn not_reported(&self, report: &Report) {
+        say_refusal(report, None);
     }
 
     fn lost(&self, gone: &Gone) {
@@ -246,4 +252,20 @@ impl Witness for Watcher {
             None => What::StoreBack { store },
         });
     }
+}
+
+/// The log's line of a refusal: what it is about and, where the store took it, how long that rests now. Only
+/// the store knows, for it lengthens what was named, doubles what was not, and keeps what ends later.
+fn say_refusal(report: &Report, rest: Option<Duration>) {
+    let outcome = &report.outcome;
+    if !Class::RESTS.contains(&outcome.class) {
+        return;
+    }
+    tracing::info!(
+        provider = %report.provider, key = %report.key, group = report.group.as_ref().map(GroupName::as_str),
+        class = outcome.class.as_str(), scope = outcome.blamed_scope().as_str(),
+        status = outcome.status, code = outcome.code.as_deref(),
+        rests_ms = rest.map(|rest| u64::try_from(rest.as_millis()).unwrap_or(u64::MAX)),
+        "the provider refused a request"
+    );
 }

@@ -618,3 +618,23 @@ async fn a_limit_of_the_provider_is_waited_for_or_told_at_once_as_check_explains
         assert_eq!(answer.header("x-lessor-error"), "");
     }
 }
+
+#[tokio::test]
+async fn the_log_tells_of_a_refusal_what_rests_and_how_long_the_store_lets_it() {
+    let provider = Provider::start(|seen| match seen.key() {
+        "sk-a" => out_of_money(None),
+        _ => openai(seen),
+    })
+    .await;
+    let lessor = in_order(&provider, [Key::new("a").group("org"), Key::new("b")]).start().await;
+    assert_eq!(lessor.chat().await.header("x-lessor-key"), "b");
+    let line = eventually("the log's line", async || {
+        let lines = lessor.log_lines();
+        lines.into_iter().find(|line| line.to_string().contains("the provider refused a request"))
+    })
+    .await;
+    let of = |name: &str| line.get(name).or_else(|| line["fields"].get(name)).cloned().unwrap_or_default();
+    assert_eq!(["class", "scope", "group", "key"].map(of), ["quota", "group", "org", "a"].map(Value::from));
+    let rests = of("rests_ms").as_u64().unwrap();
+    assert!((890_000..=900_000).contains(&rests), "fifteen minutes, which nobody named: {line}");
+}

@@ -73,6 +73,8 @@ pub trait Witness: Send + Sync {
     fn passed_over(&self, provider: &ProviderName, model: Option<&ModelName>, key: &KeyId, why: Reason);
     /// The store took a report.
     fn reported(&self, report: &Report, found: &Reported);
+    /// The store took no report in time.
+    fn not_reported(&self, report: &Report);
     /// A lease ended before its request did.
     fn lost(&self, lease: &Gone);
     /// Another sidecar's lease was revoked by a person.

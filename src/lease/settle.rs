@@ -48,9 +48,9 @@ pub(super) fn report(inner: &Arc<Inner>, reports: Vec<Report>) -> Option<oneshot
     let work = async move {
         let until = Instant::now() + REPORT_LIMIT;
         for report in reports {
-            if let Some(found) = insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await
-            {
-                shared.tell(|witness| witness.reported(&report, &found));
+            match insist(&shared, until, || shared.store.report(report.clone()), |_| {}).await {
+                Some(found) => shared.tell(|witness| witness.reported(&report, &found)),
+                None => shared.tell(|witness| witness.not_reported(&report)),
             }
         }
         let _ = done.send(()); // nobody listens when the lease runs on
