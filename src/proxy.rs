@@ -267,6 +267,7 @@ impl Rooms {
             } else {
                 reply.outcome().clone()
             };
+            let outcome = spare_the_key(outcome, &choice.wish().model);
             in_use.report(outcome.clone(), &choice.wish().model);
             self.note(&in_use, &outcome);
             if outcome.wants_another_key() {
@@ -435,6 +436,16 @@ fn goes_on(method: &Method, outcome: &Outcome, on: RetryOn) -> bool {
         Onward::Again => on.overloaded || method.is_idempotent(),
         Onward::Nowhere => false,
     }
+}
+
+/// A 404 says that there is no such model. Of a request whose model is not known (it stands in the path, or
+/// could not be read) it would rest the whole key, for what one caller asked.
+fn spare_the_key(outcome: Outcome, model: &ModelKnown) -> Outcome {
+    let no_such_model = outcome.class == Class::Access && outcome.status == Some(404);
+    if no_such_model && model.name().is_none() {
+        return Outcome { class: Class::Caller, another_key: true, ..outcome };
+    }
+    outcome
 }
 
 /// Takes out what this answer rules out for this request: the key, and its group where the limit is the

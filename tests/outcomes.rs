@@ -602,6 +602,19 @@ async fn a_refusal_tells_what_keeps_each_key_and_asks_for_more_slots_only_where_
 }
 
 #[tokio::test]
+async fn a_model_that_is_not_there_rests_no_key_where_only_the_path_names_it() {
+    let provider =
+        Provider::start(|seen| if seen.path().ends_with("typo") { no_model() } else { openai(seen) }).await;
+    let lessor = in_order(&provider, ["a", "b"].map(Key::new)).start().await;
+    for _ in 0..2 {
+        let answer = lessor.get("/openai/v1/models/gpt-5-typo").await;
+        assert_eq!((answer.status, answer.header("x-lessor-error")), (404, ""), "the provider's own word");
+    }
+    assert_eq!(served_by(&lessor).await, "a");
+    assert_eq!(provider.keys_seen(), ["sk-a", "sk-b", "sk-a", "sk-b", "sk-a"]);
+}
+
+#[tokio::test]
 async fn a_limit_of_the_provider_is_waited_for_or_told_at_once_as_check_explains() {
     for (seconds, tried, status) in [("30", 1, 429), ("1", 2, 200)] {
         let provider = Provider::start(move |seen| match seen.key() {

@@ -291,7 +291,7 @@ fn statuses_that_lie_at_other_providers_are_seen_through() {
         &[
             (401, "", r#"{"detail":{"status":"quota_exceeded"}}"#, "quota group -"),
             (401, "", r#"{"detail":{"status":"invalid_api_key"}}"#, "invalid! key -"),
-            (401, "", r#"{"detail":{"status":"missing_permissions"}}"#, "invalid key_model -"),
+            (401, "", r#"{"detail":{"status":"missing_permissions"}}"#, "access key_model -"),
             (429, "", r#"{"detail":{"status":"too_many_concurrent_requests"}}"#, "concurrency group -"),
             (429, "", r#"{"detail":{"status":"system_busy"}}"#, "overloaded provider_model -"),
         ],
@@ -355,10 +355,10 @@ fn a_body_is_asked_for_exactly_where_it_can_change_the_word() {
         needs_body(provider, StatusCode::from_u16(status).unwrap(), &HeaderMap::new())
     };
     let openai = provider("openai");
-    for status in [401, 403, 404, 429, 500, 503] {
+    for status in [400, 401, 403, 404, 429, 500, 503] {
         assert!(needs(&openai, status), "{status}");
     }
-    for status in [400, 402, 409, 422, 502, 504] {
+    for status in [402, 409, 422, 502, 504] {
         assert!(!needs(&openai, status), "{status}");
     }
     assert!(needs(&provider("anthropic"), 400));
