@@ -100,7 +100,7 @@ fn whoever_reads_a_page_may_have_gone_before_it_is_printed() {
 #[tokio::test]
 async fn the_schema_takes_the_reference_and_the_catalogue_and_refuses_what_check_refuses() {
     let home = Home::default();
-    home.write("schema.json", &home.run(&["check", "--schema"]).await.ok());
+    home.write("schema.json", home.run(&["check", "--schema"]).await.ok());
     // With every setting said, each once: of alternatives below each other the first.
     let mut seen = std::collections::BTreeSet::new();
     let mut table = "";

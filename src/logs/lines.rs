@@ -45,7 +45,7 @@ struct Gathered {
     ended: bool,
 }
 
-/// Writes what still waits when dropped, for up to [`LAST_WORDS`].
+/// Writes what still waits when dropped, for a second at most.
 #[derive(Debug)]
 #[must_use = "dropping it ends the log"]
 pub struct LogEnd(Arc<Shared>);
@@ -142,13 +142,13 @@ impl Drop for LogEnd {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests {
-    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
 
     /// A reader that takes a page only when it is told to.
     struct Slow {
-        pages: SyncSender<Vec<u8>>,
+        pages: Sender<Vec<u8>>,
         go: Receiver<()>,
     }
 
@@ -164,9 +164,9 @@ mod tests {
         }
     }
 
-    fn slow() -> (Lines, LogEnd, SyncSender<()>, Receiver<Vec<u8>>) {
-        let (go, waits) = sync_channel(16);
-        let (pages, written) = sync_channel(16);
+    fn slow() -> (Lines, LogEnd, Sender<()>, Receiver<Vec<u8>>) {
+        let (go, waits) = channel();
+        let (pages, written) = channel();
         let (lines, end) = Lines::to(Slow { pages, go: waits }).unwrap();
         (lines, end, go, written)
     }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn lines_are_written_in_order_and_the_last_ones_at_the_end() {
         let (mut lines, end, go, written) = slow();
-        for _ in 0..8 {
+        for _ in 0..100 {
             go.send(()).unwrap();
         }
         for number in 0..100 {
@@ -182,7 +182,7 @@ mod tests {
         }
         drop(end);
         drop(go);
-        let all = written.try_iter().flatten().collect::<Vec<u8>>();
+        let all: Vec<u8> = written.try_iter().flatten().collect();
         let expected = (0..100).map(|number| format!("{number}\n")).collect::<String>();
         assert_eq!(String::from_utf8(all).unwrap(), expected);
     }
@@ -194,9 +194,11 @@ mod tests {
         for _ in 0..3 * MOST / line.len() {
             lines.write_all(&line).unwrap();
         }
-        let gathered = lines.0.lock();
-        assert!(gathered.bytes.len() <= MOST && gathered.dropped as usize >= MOST / line.len());
-        drop(gathered);
+        let (waiting, dropped) = {
+            let gathered = lines.0.lock();
+            (gathered.bytes.len(), usize::try_from(gathered.dropped).unwrap())
+        };
+        assert!(waiting <= MOST && dropped >= MOST / line.len(), "{waiting} bytes, {dropped} lines");
         drop(end);
     }
 }
