@@ -50,6 +50,9 @@ pub(crate) struct Options {
     /// How long each overload lasts
     #[arg(long, default_value_t = 8.0)]
     overload_seconds: f64,
+    /// Come before all other work of the machine meanwhile; needs the right to
+    #[arg(long)]
+    first: bool,
     /// Stores to measure lessor with, all unless said
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Store>,
@@ -144,9 +147,10 @@ async fn serve(role: Role) -> Result<()> {
 async fn measure(options: Options) -> Result<()> {
     let lessor = options.lessor.clone().map_or_else(build, Ok)?;
     process::pin(process::LOAD)?;
+    let _first = options.first.then(process::First::take).transpose()?;
     let descriptors = process::take_descriptors();
     let world = World::new(&lessor, descriptors)?;
-    introduce(&world)?;
+    introduce(&world, options.first)?;
     let bench = Bench { world, options };
     let asked = match &bench.options.part[..] {
         [] => Part::value_variants(),
@@ -183,7 +187,7 @@ fn build() -> Result<PathBuf> {
 }
 
 /// Says on what and with what it was measured.
-fn introduce(world: &World) -> Result<()> {
+fn introduce(world: &World, first: bool) -> Result<()> {
     let first_line = |command: &mut Command| -> Result<String> {
         let output = command.stdin(Stdio::null()).output()?;
         let said = [output.stdout, output.stderr].concat();
@@ -197,8 +201,10 @@ fn introduce(world: &World) -> Result<()> {
     let lessor = first_line(Command::new(&world.lessor).arg("version"))?;
     let nginx = first_line(Command::new("nginx").arg("-v")).unwrap_or_else(|_| "no nginx".into());
     let redis = first_line(Command::new("redis-server").arg("-v")).unwrap_or_else(|_| "no Redis".into());
+    let priority = if first { "before other processes" } else { "with the priority of others" };
     say(&format!(
-        "{lessor}; {nginx}; {redis}\n{model}; load average at the start {load}; {} descriptors a process\n",
+        "{lessor}; {nginx}; {redis}\n{model}; load average at the start {load}; run {priority}; {} descriptors \
+         a process\n",
         world.descriptors
     ));
     Ok(())

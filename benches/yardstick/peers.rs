@@ -114,6 +114,11 @@ impl World {
         Ok(peer("nginx", Target::new(port, ""), Some(process)))
     }
 
+    /// How many nginx must have room for.
+    pub(crate) fn connections(&self) -> u64 {
+        self.descriptors.min(20_000) - 100
+    }
+
     /// Streaming settings, no log; the header is one of a key's length.
     fn nginx_conf(&self, to: Upstream, port: u16, folder: &Path) -> String {
         let folder = folder.display();
@@ -122,7 +127,7 @@ impl World {
             Upstream::Plain => ("http", self.plain, secret(0)),
             Upstream::Tls => ("https", self.tls, secret(0)),
         };
-        let connections = self.descriptors.min(20_000) - 100;
+        let connections = self.connections();
         format!(
             "worker_processes 1; daemon off; pid {folder}/pid; error_log {folder}/errors warn;
 events {{ worker_connections {connections}; }}

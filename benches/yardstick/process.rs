@@ -5,7 +5,9 @@ use std::fs;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setpriority_process, setrlimit,
+};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::Result;
@@ -14,6 +16,10 @@ use super::Result;
 pub(crate) const PROXY: usize = 0;
 /// Where load, upstream and Redis run.
 pub(crate) const LOAD: usize = 1;
+
+/// Nice value. All children have it, so that none of them is measured unlike another.
+const PRIORITY: i32 = -15;
+const SESSION: &str = "/proc/self/autogroup";
 
 /// How long a process may take to end when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,6 +31,25 @@ pub(crate) fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(None, &set).map_err(|cause| {
         format!("this needs CPUs {PROXY} and {LOAD}, and {cpu} cannot be had: {cause}").into()
     })
+}
+
+/// While it lives, this process, what it starts and the rest of its session come before all other work of
+/// the machine.
+pub(crate) struct First;
+
+impl First {
+    pub(crate) fn take() -> Result<Self> {
+        setpriority_process(None, PRIORITY).map_err(|cause| format!("--first is not allowed: {cause}"))?;
+        // Where sessions share the CPU, what stands here counts between them, and what was just set only within.
+        let _ = fs::write(SESSION, PRIORITY.to_string()); // a kernel may be without
+        Ok(Self)
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        let _ = fs::write(SESSION, "0"); // the session is the user's shell
+    }
 }
 
 /// Takes as many file descriptors as there may be, and says how many; children have the same.

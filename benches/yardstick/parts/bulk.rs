@@ -6,9 +6,11 @@ use super::super::peers::{Peer, Settings, Store, Upstream};
 use super::super::process::Running;
 use super::super::table::{Bases, Table};
 use super::super::{Result, say};
-use super::{Bench, Row};
+use super::{Bench, Row, judge};
 
 const SIZE: u64 = 100 << 20;
+/// The most CPU that the floor took for a download beside nginx on a quiet machine.
+const USUAL: f64 = 0.69;
 /// What is sent at once.
 static SLAB: [u8; 64 << 10] = [b'x'; 64 << 10];
 
@@ -17,6 +19,7 @@ pub(crate) async fn run(bench: &Bench) -> Result<()> {
     say("### Large bodies, 100 MiB on one connection\n");
     let rows = bench.rounds(bench.peers(Upstream::Plain)?, measure).await?;
     print(&rows);
+    judge(&rows[1].figures[1], &rows[0].figures[1], USUAL);
     Ok(())
 }
 
@@ -33,6 +36,7 @@ pub(crate) async fn scrub(bench: &Bench) -> Result<()> {
     print(&rows);
     let cost = rows[2].figures[1].over(&rows[3].figures[1]);
     say(&format!("CPU of a download with scrub on, × the same with it off: {cost}\n"));
+    judge(&rows[1].figures[1], &rows[0].figures[1], USUAL);
     Ok(())
 }
 

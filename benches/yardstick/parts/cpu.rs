@@ -13,8 +13,15 @@ const USUAL: [f64; 2] = [1.17, 1.07];
 pub(crate) async fn run(bench: &Bench, to: Upstream) -> Result<()> {
     let over = if to == Upstream::Tls { ", TLS to the provider" } else { "" };
     say(&format!("### Full load, {CONNECTIONS} connections{over}\n"));
-    let rows = bench.rounds(bench.peers(to)?, async |peer| measure(bench, peer).await).await?;
+    let mut peers = bench.peers(to)?;
+    peers.push(bench.world.direct()); // last, so that nginx and the floor stay the first
+    let mut rows = bench.rounds(peers, async |peer| measure(bench, peer).await).await?;
+    let direct = rows.pop().ok_or("no peers")?;
     print(&rows);
+    say(&format!(
+        "Without a proxy, and without TLS: {} requests/s; more is not to be had.\n",
+        direct.figures[1]
+    ));
     judge_rows(&rows, to);
     Ok(())
 }

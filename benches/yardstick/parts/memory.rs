@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::client::{Connection, Target};
 use super::super::figures::Series;
-use super::super::peers::{Peer, Settings, Upstream};
+use super::super::peers::{Peer, Upstream};
 use super::super::process::Running;
 use super::super::table::{Bases, Table};
 use super::super::{Result, say};
@@ -36,11 +36,17 @@ pub(crate) async fn run(bench: &Bench) -> Result<()> {
 }
 
 async fn table(bench: &Bench, to: Upstream) -> Result<()> {
+    let streams = bench.options.streams;
+    let lines = if streams > USUAL_MOST {
+        format!("[limits]\nmax_connections = {}", streams + OTHERS)
+    } else {
+        String::new()
+    };
     let mut rows: Vec<(String, [Series; 3])> = Vec::new();
     for round in 0..ROUNDS.min(bench.options.rounds) {
-        for nth in 0..2 + bench.stores().len() {
-            let peer = start(bench, nth, to)?;
-            let found = measure(&peer, bench.options.streams).await;
+        for nth in 0..bench.count() {
+            let peer = bench.peer(nth, to, &lines)?;
+            let found = measure(&peer, streams).await;
             let found = found.map_err(|cause| format!("{}: {cause}", peer.name))?;
             if round == 0 {
                 rows.push((peer.name, Default::default()));
@@ -56,22 +62,9 @@ async fn table(bench: &Bench, to: Upstream) -> Result<()> {
         table.row(std::iter::once(name.clone()).chain(cells).chain([figures[2].to_string()]));
     }
     table.print();
+    let places = bench.world.connections();
+    say(&format!("In nginx's idle memory is a table of {places} connections, for that many may come.\n"));
     Ok(())
-}
-
-fn start(bench: &Bench, nth: usize, to: Upstream) -> Result<Peer> {
-    match nth {
-        0 => bench.world.nginx(to),
-        1 => bench.world.floor(to),
-        _ => {
-            let mut settings = Settings::of(bench.stores()[nth - 2]);
-            let streams = bench.options.streams;
-            if streams > USUAL_MOST {
-                settings.lines = format!("[limits]\nmax_connections = {}", streams + OTHERS);
-            }
-            bench.world.lessor(to, &settings)
-        }
-    }
 }
 
 /// Idle MiB, KiB a stream, MiB of all.

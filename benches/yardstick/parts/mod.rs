@@ -27,17 +27,30 @@ pub(crate) struct Row<const N: usize> {
 }
 
 impl Bench {
-    /// nginx, the floor, and lessor with each store that was asked for.
+    /// All that are measured beside each other.
     pub(crate) fn peers(&self, to: Upstream) -> Result<Vec<Peer>> {
-        let mut peers = vec![self.world.nginx(to)?, self.world.floor(to)?];
-        for store in self.stores() {
-            peers.push(self.world.lessor(to, &Settings::of(store))?);
+        (0..self.count()).map(|nth| self.peer(nth, to, "")).collect()
+    }
+
+    /// How many these are.
+    pub(crate) fn count(&self) -> usize {
+        2 + self.stores().len() + usize::from(self.options.other.is_some())
+    }
+
+    /// nginx, the floor, lessor with each store that was asked for, and the other lessor, by their number;
+    /// a lessor with these lines more in its configuration.
+    pub(crate) fn peer(&self, nth: usize, to: Upstream, lines: &str) -> Result<Peer> {
+        let settings = |store| Settings { lines: lines.to_owned(), ..Settings::of(store) };
+        match nth {
+            0 => self.world.nginx(to),
+            1 => self.world.floor(to),
+            _ => match (self.stores().get(nth - 2), &self.options.other) {
+                (None, Some(other)) => {
+                    self.world.lessor_of(other, "other lessor, memory", to, &settings(Store::Memory))
+                }
+                (store, _) => self.world.lessor(to, &settings(store.copied().unwrap_or(Store::Memory))),
+            },
         }
-        if let Some(other) = &self.options.other {
-            let memory = Settings::of(Store::Memory);
-            peers.push(self.world.lessor_of(other, "other lessor, memory", to, &memory)?);
-        }
-        Ok(peers)
     }
 
     pub(crate) fn stores(&self) -> Vec<Store> {

@@ -19,14 +19,14 @@ use super::Bench;
 const PROVIDER: &str = "delay=20";
 /// Of each key, as is the default.
 const USES: u32 = 8;
+const SLOTS: usize = KEYS * USES as usize;
 const TIMES: usize = 10;
 /// Between two looks at health, metrics and memory.
 const LOOK: Duration = Duration::from_millis(100);
 const HASTY: &str = "x-lessor-max-wait: 50ms\r\n";
 
 pub(crate) async fn run(bench: &Bench) -> Result<()> {
-    let slots = KEYS * USES as usize;
-    say(&format!("### Overload, {} callers for {slots} slots\n", slots * TIMES));
+    say(&format!("### Overload, {} callers for {SLOTS} slots\n", SLOTS * TIMES));
     let mut table = Table::new([
         "",
         "answered/s at the cap",
@@ -42,10 +42,11 @@ pub(crate) async fn run(bench: &Bench) -> Result<()> {
     for store in bench.stores() {
         let settings = Settings { uses: USES, ..Settings::of(store) };
         let peer = bench.world.lessor(Upstream::Plain, &settings)?;
+        let time = Duration::from_secs_f64(bench.options.overload_seconds);
+        let peak = load::saturate(&peer.target, PROVIDER, SLOTS, time, &[]).await?.per_second;
         for (who, headers) in [("patient", ""), ("hasty", HASTY)] {
             let name = format!("{}, {who}", peer.name);
-            let cells =
-                row(bench, &peer, headers, slots).await.map_err(|cause| format!("{name}: {cause}"))?;
+            let cells = row(&peer, headers, peak, time).await.map_err(|cause| format!("{name}: {cause}"))?;
             table.row(std::iter::once(name).chain(cells));
         }
     }
@@ -53,25 +54,23 @@ pub(crate) async fn run(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-async fn row(bench: &Bench, peer: &Peer, headers: &'static str, slots: usize) -> Result<[String; 9]> {
+async fn row(peer: &Peer, headers: &'static str, peak: f64, time: Duration) -> Result<[String; 9]> {
     let process = peer.process.as_ref().ok_or("it is no process")?;
     let target = Target { headers, ..peer.target.clone() };
-    let time = Duration::from_secs_f64(bench.options.overload_seconds);
-    let peak = load::saturate(&peer.target, PROVIDER, slots, time, &[]).await?;
     let idle = process.memory() / 1024.0;
     let mut seen = Seen::default();
     let watched = [process];
     let (over, looked) = tokio::join!(
-        load::saturate(&target, PROVIDER, slots * TIMES, time, &watched),
+        load::saturate(&target, PROVIDER, SLOTS * TIMES, time, &watched),
         seen.look(peer, process, time)
     );
     let Load { per_second, refused, cpu } = over?;
     looked?;
     let times = |of: &mut [f64]| format!("{:.1}, {:.1}", percentile(of, 0.5), percentile(of, 0.99));
     Ok([
-        format!("{:.0}", peak.per_second),
+        format!("{peak:.0}"),
         format!("{per_second:.0}"),
-        format!("{:.2}", per_second / peak.per_second),
+        format!("{:.2}", per_second / peak),
         format!("{:.0}", refused * 100.0),
         format!("{:.0}", cpu[0]),
         format!("{idle:.1}"),

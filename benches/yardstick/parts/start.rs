@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::figures::Series;
-use super::super::peers::{Peer, Settings, Upstream};
+use super::super::peers::{Peer, Upstream};
 use super::super::table::{Bases, Table};
 use super::super::{Result, say};
 use super::Bench;
@@ -16,12 +16,8 @@ pub(crate) async fn run(bench: &Bench) -> Result<()> {
     say("### From start to the first answer\n");
     let mut rows: Vec<(String, Series)> = Vec::new();
     for round in 0..bench.options.rounds {
-        for nth in 0..2 + bench.stores().len() {
-            let peer = match nth {
-                0 => bench.world.nginx(Upstream::Plain)?,
-                1 => bench.world.floor(Upstream::Plain)?,
-                _ => bench.world.lessor(Upstream::Plain, &Settings::of(bench.stores()[nth - 2]))?,
-            };
+        for nth in 0..bench.count() {
+            let peer = bench.peer(nth, Upstream::Plain, "")?;
             let took = served(&peer).await.map_err(|cause| format!("{}: {cause}", peer.name))?;
             if round == 0 {
                 rows.push((peer.name, Series::default()));
