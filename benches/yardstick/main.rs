@@ -4,7 +4,7 @@
 //! `-- --help` says what else. It needs two CPUs, which nothing else should use meanwhile, and nginx and
 //! redis-server on PATH. The proxies run on CPU 0, one at a time; load, upstream and Redis on CPU 1.
 //! Figures are `median (least–most)` of the rounds; ratios are between what ran in the same round.
-#![allow(clippy::print_stdout, missing_docs)]
+#![allow(clippy::print_stdout, clippy::print_stderr, missing_docs)]
 
 mod certs;
 mod client;
@@ -39,17 +39,17 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_delimiter = ',')]
     part: Vec<Part>,
     /// How often each peer is measured
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
     /// How long each measuring under load lasts
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
+    #[arg(long, default_value = "2", value_parser = seconds)]
+    seconds: Duration,
     /// How many streams are open in `memory`
     #[arg(long, default_value_t = 1000)]
     streams: usize,
     /// How long each overload lasts
-    #[arg(long, default_value_t = 8.0)]
-    overload_seconds: f64,
+    #[arg(long, default_value = "8", value_parser = seconds)]
+    overload_seconds: Duration,
     /// Come before all other work of the machine meanwhile; needs the right to
     #[arg(long)]
     first: bool,
@@ -69,10 +69,8 @@ pub(crate) struct Options {
     role: Option<Role>,
 }
 
-impl Options {
-    fn time(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds)
-    }
+fn seconds(text: &str) -> Result<Duration> {
+    Ok(Duration::try_from_secs_f64(text.parse()?)?)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -114,7 +112,7 @@ fn main() -> ExitCode {
     match start(Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(cause) => {
-            say(&format!("yardstick: {cause}"));
+            eprintln!("yardstick: {cause}");
             ExitCode::FAILURE
         }
     }

@@ -22,6 +22,7 @@ pub(crate) struct World {
     folder: tempfile::TempDir,
     /// The release binary.
     pub(crate) lessor: PathBuf,
+    /// Ends with this.
     _upstream: Running,
     plain: u16,
     tls: u16,

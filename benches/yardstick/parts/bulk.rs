@@ -72,7 +72,10 @@ async fn up(peer: &Peer) -> Result<()> {
     for _ in 0..SIZE / SLAB.len() as u64 {
         connection.send(&SLAB).await?;
     }
-    connection.exchange(&[]).await.map(|_| ())
+    match connection.exchange(&[]).await? {
+        200 => Ok(()),
+        other => Err(format!("an upload was answered with {other}").into()),
+    }
 }
 
 fn print(rows: &[Row<4>]) {

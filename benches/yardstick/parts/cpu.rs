@@ -35,7 +35,7 @@ pub(crate) fn judge_rows(rows: &[Row<3>], to: Upstream) {
 pub(crate) async fn measure(bench: &Bench, peer: &Peer) -> Result<[f64; 3]> {
     let watched: Vec<_> = peer.process.iter().chain(&peer.redis).collect();
     let Load { per_second, refused, cpu } =
-        load::saturate(&peer.target, "", CONNECTIONS, bench.options.time(), &watched).await?;
+        load::saturate(&peer.target, "", CONNECTIONS, bench.options.seconds, &watched).await?;
     if refused > 0.0 {
         return Err("a request was refused, where there are slots for all".into());
     }

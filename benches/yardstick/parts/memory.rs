@@ -15,7 +15,7 @@ const TOGETHER: usize = 50;
 /// What a proxy may do when the last stream was opened, before one looks.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Each from a new process; the figures hardly move.
-const ROUNDS: usize = 3;
+const ROUNDS: u16 = 3;
 /// Above so many connections lessor must be told to take them.
 const USUAL_MOST: usize = 4000;
 /// What a process has open besides two connections a stream.
@@ -70,7 +70,10 @@ async fn table(bench: &Bench, to: Upstream) -> Result<()> {
 /// Idle MiB, KiB a stream, MiB of all.
 async fn measure(peer: &Peer, streams: usize) -> Result<[f64; 3]> {
     let memory = || peer.process.as_ref().map_or(f64::NAN, Running::memory);
-    peer.target.connect().await?.exchange(&peer.target.chat("")).await?;
+    let served = peer.target.connect().await?.exchange(&peer.target.chat("")).await?;
+    if served != 200 {
+        return Err(format!("an answer of status {served}").into());
+    }
     tokio::time::sleep(SETTLE).await;
     let idle = memory();
     let mut open = Vec::new();

@@ -42,7 +42,7 @@ pub(crate) async fn run(bench: &Bench) -> Result<()> {
     for store in bench.stores() {
         let settings = Settings { uses: USES, ..Settings::of(store) };
         let peer = bench.world.lessor(Upstream::Plain, &settings)?;
-        let time = Duration::from_secs_f64(bench.options.overload_seconds);
+        let time = bench.options.overload_seconds;
         let peak = load::saturate(&peer.target, PROVIDER, SLOTS, time, &[]).await?.per_second;
         for (who, headers) in [("patient", ""), ("hasty", HASTY)] {
             let name = format!("{}, {who}", peer.name);

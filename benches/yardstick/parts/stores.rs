@@ -19,7 +19,7 @@ use super::Bench;
 
 const TIME: Duration = Duration::from_secs(1);
 /// Of all that a run asks; the figures hardly move.
-const ROUNDS: usize = 3;
+const ROUNDS: u16 = 3;
 
 pub(crate) async fn run(bench: &Bench) -> Result<()> {
     say("### A lease, acquired and released\n");
