@@ -50,7 +50,7 @@ pub(crate) struct Options {
     /// How long each overload lasts
     #[arg(long, default_value = "8", value_parser = seconds)]
     overload_seconds: Duration,
-    /// Come before all other work of the machine meanwhile; needs the right to
+    /// Come before all other work of the machine, which alone makes figures of a busy one count; needs root
     #[arg(long)]
     first: bool,
     /// Stores to measure lessor with, all unless said

@@ -22,8 +22,7 @@ pub(crate) struct World {
     folder: tempfile::TempDir,
     /// The release binary.
     pub(crate) lessor: PathBuf,
-    /// Ends with this.
-    _upstream: Running,
+    upstream: Running,
     plain: u16,
     tls: u16,
     /// Descriptors of each process.
@@ -84,7 +83,11 @@ impl World {
         certs::write(folder.path())?;
         let (upstream, ports) = own("serve-upstream", &[folder.path().as_os_str()], LOAD)?;
         let [plain, tls] = ports[..] else { return Err("the upstream told no ports".into()) };
-        Ok(Self { folder, lessor: copy, _upstream: upstream, plain, tls, descriptors })
+        Ok(Self { folder, lessor: copy, upstream, plain, tls, descriptors })
+    }
+
+    pub(crate) fn upstream(&self) -> &Running {
+        &self.upstream
     }
 
     pub(crate) fn certs(&self) -> &Path {

@@ -170,9 +170,11 @@ fn some(count: usize) -> io::Result<usize> {
 async fn events<S: AsyncWrite + Unpin>(io: &mut S, count: u64, every: Duration) -> io::Result<()> {
     let mut next = tokio::time::Instant::now();
     for nth in 0..count {
-        tokio::time::sleep_until(next).await;
-        next += every;
         let head = if nth == 0 { EVENTS } else { "" };
+        if nth > 0 {
+            tokio::time::sleep_until(next).await; // not before the first: a sleep lasts 1 ms at least
+        }
+        next += every;
         io.write_all(&[head.as_bytes(), &chunk(&event())].concat()).await?;
         io.flush().await?;
     }

@@ -24,6 +24,7 @@ const USUAL: f64 = 1.09;
 
 pub(crate) async fn run(bench: &Bench) -> Result<()> {
     say("### Little load, 200 requests/s\n");
+    let _urgent = bench.urgent()?;
     let mut peers = bench.peers(Upstream::Plain)?;
     peers.push(bench.world.direct()); // last, so that nginx and the floor stay the first
     let rows = bench.rounds(peers, measure).await?;

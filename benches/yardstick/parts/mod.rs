@@ -12,6 +12,7 @@ pub(crate) mod stores;
 
 use super::figures::{self, Series};
 use super::peers::{Peer, Settings, Store, Upstream, World};
+use super::process::Urgent;
 use super::{Options, Result, say};
 
 /// What every part has at hand.
@@ -51,6 +52,12 @@ impl Bench {
                 (store, _) => self.world.lessor(to, &settings(store.copied().unwrap_or(Store::Memory))),
             },
         }
+    }
+
+    /// For parts that measure waiting: where `--first` is said, what is started while this lives is urgent.
+    pub(crate) fn urgent(&self) -> Result<Option<Urgent>> {
+        let processes = || vec![std::process::id(), self.world.upstream().id()];
+        self.options.first.then(|| Urgent::take(processes())).transpose()
     }
 
     pub(crate) fn stores(&self) -> Vec<Store> {

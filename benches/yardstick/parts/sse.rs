@@ -23,6 +23,7 @@ const USUAL: f64 = 1.14;
 
 pub(crate) async fn run(bench: &Bench) -> Result<()> {
     say("### Streams, 16 × 50 events/s\n");
+    let _urgent = bench.urgent()?;
     let mut peers = bench.peers(Upstream::Plain)?;
     peers.push(bench.world.direct()); // last, so that nginx and the floor stay the first
     let rows = bench.rounds(peers, measure).await?;
