@@ -177,13 +177,15 @@ mod tests {
         for _ in 0..100 {
             go.send(()).unwrap();
         }
+        let mut expected = String::new();
         for number in 0..100 {
-            writeln!(lines, "{number}").unwrap();
+            let line = format!("{number}\n");
+            lines.write_all(line.as_bytes()).unwrap();
+            expected.push_str(&line);
         }
         drop(end);
         drop(go);
         let all: Vec<u8> = written.try_iter().flatten().collect();
-        let expected = (0..100).map(|number| format!("{number}\n")).collect::<String>();
         assert_eq!(String::from_utf8(all).unwrap(), expected);
     }
 
