@@ -18,7 +18,7 @@ use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Change, Config, Loader};
+use crate::config::{Change, Config, Loader, OnDisk};
 use crate::events::{Events, What};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
@@ -41,6 +41,8 @@ pub struct Reload {
     pub loader: Loader,
     /// What counts now, for all who ask.
     pub current: Arc<ArcSwap<Config>>,
+    /// How the file on disk stands to that, for all who ask.
+    pub on_disk: Arc<ArcSwap<OnDisk>>,
     /// Takes another one.
     pub take: Take,
     /// Tells the store.
@@ -107,12 +109,12 @@ impl Reload {
 
     /// Takes secrets that are due; nothing where they are the same.
     async fn rotate(&mut self) -> Result<(), String> {
-        let new = self.loader.load().await.map_err(|error| error.to_string())?;
-        if self.current.load().has_secrets_of(&new) {
-            return Ok(());
-        }
-        let taken = self.take(new);
-        self.metrics.reloaded(taken.is_ok());
+        let taken = match self.loader.load().await {
+            Ok(new) if self.runs_by_the_file() && self.current.load().has_secrets_of(&new) => return Ok(()),
+            Ok(new) => self.take(new),
+            Err(error) => Err(error.to_string()),
+        };
+        self.note(&taken);
         taken
     }
 
@@ -121,10 +123,30 @@ impl Reload {
             Ok(new) => self.take(new),
             Err(error) => Err(error.to_string()),
         };
-        self.metrics.reloaded(taken.is_ok());
+        self.note(&taken);
         if let Err(why) = taken {
             tracing::error!("the configuration was not taken, and the old one is kept: {why}");
         }
+    }
+
+    fn runs_by_the_file(&self) -> bool {
+        self.on_disk.load().refused.is_none()
+    }
+
+    /// Counts it, and keeps why the file on disk is refused for as long as it is.
+    fn note(&self, taken: &Result<(), String>) {
+        self.metrics.reloaded(taken.is_ok());
+        let Err(why) = taken else { return };
+        let before = self.on_disk.load();
+        let now = before.refused(why);
+        if now == **before {
+            return;
+        }
+        if let Some(refused) = &now.refused {
+            let (config, error) = (self.current.load().origin.clone(), refused.error.clone());
+            self.events.tell(What::ConfigRefused { config, error });
+        }
+        self.on_disk.store(Arc::new(now));
     }
 
     fn take(&self, new: Config) -> Result<(), String> {
@@ -133,6 +155,7 @@ impl Reload {
         let config = Arc::new(config);
         (self.take)(&config)?;
         self.current.store(config.clone());
+        self.on_disk.store(Arc::new(OnDisk { refused: None, needs_restart: needs_restart.clone() }));
         self.fleet.reintroduce(enabled);
         self.events.tell(What::ConfigReloaded { config: config.origin.clone() });
         for field in needs_restart {

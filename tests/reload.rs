@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
 use support::plays::{invalid_key, openai};
-use support::provider::ok;
+use support::provider::{Manners, ok};
 use support::redis::Redis;
 use support::{Gate, Key, Lessor, Play, Provider, Request, Setup, eventually, ms};
 
@@ -105,7 +105,7 @@ async fn a_request_that_waits_is_served_by_a_key_that_comes_meanwhile() {
 
 #[tokio::test]
 async fn a_file_that_is_wrong_changes_nothing_and_is_told_with_line_and_caret() {
-    let provider = Provider::start(openai).await;
+    let provider = examined_provider().await;
     let good = Setup::openai(&provider).key(Key::new("a"));
     let lessor = good.clone().start().await;
     let file = lessor.home().path().join("lessor.toml");
@@ -116,6 +116,19 @@ async fn a_file_that_is_wrong_changes_nothing_and_is_told_with_line_and_caret() 
     assert!(log.contains("did you mean `ttl`?") && log.contains('^'), "{log}");
     assert_eq!(lessor.chat().await.status, 200);
     assert_eq!(lessor.metric("lessor_config_reloads_total{result=\"refused\"}").await as u32, 1);
+    // It shows until it is corrected: in what is asked, what is told and what examines.
+    let refused = "the file on disk is refused since 2";
+    let status = lessor.cli(&["status"]).await;
+    assert!(status.ok().contains(refused) && status.ok().contains("did you mean `ttl`?"), "{status:?}");
+    let shown = lessor.admin("/v1/status").await.json();
+    let error = shown["config_refused"]["error"].as_str().unwrap();
+    assert!(shown["config_refused"]["since_ms"].as_u64() > Some(1_600_000_000_000), "{shown}");
+    assert!(error.contains("did you mean `ttl`?") && !error.contains('\n'), "{error}");
+    let told = lessor.cli(&["events", "--json"]).await;
+    assert!(told.ok().contains("\"event\":\"config_refused\""), "{told:?}");
+    let examined = examined(&lessor).await;
+    assert_eq!(examined["verdict"], "fail", "{examined}");
+    assert!(examined["found"].as_str().unwrap().contains(refused), "{examined}");
     // No file at all is as wrong.
     std::fs::remove_file(&file).unwrap();
     hang_up(&lessor);
@@ -123,11 +136,25 @@ async fn a_file_that_is_wrong_changes_nothing_and_is_told_with_line_and_caret() 
     assert_eq!(lessor.chat().await.status, 200);
     std::fs::write(&file, good.toml()).unwrap();
     says(&lessor, TAKEN).await;
+    assert!(!lessor.cli(&["status"]).await.ok().contains("refused since"));
+    assert_eq!(self::examined(&lessor).await, serde_json::Value::Null);
+}
+
+/// One that an examination may also ask for the time, without a key.
+async fn examined_provider() -> Provider {
+    Provider::builder().manners(Manners::Open).start(openai).await
+}
+
+/// What the sidecar's own examination says of the file on disk.
+async fn examined(lessor: &Lessor) -> serde_json::Value {
+    let checks = lessor.admin_post("/v1/doctor").await.json();
+    let checks = checks["checks"].as_array().unwrap().clone();
+    checks.into_iter().find(|check| check["check"] == "config on disk").unwrap_or_default()
 }
 
 #[tokio::test]
 async fn what_only_a_start_can_change_is_named_and_stays() {
-    let provider = Provider::start(openai).await;
+    let provider = examined_provider().await;
     let setup = Setup::openai(&provider).key(Key::new("a"));
     let lessor = setup.clone().start().await;
     let changed = setup
@@ -141,6 +168,11 @@ async fn what_only_a_start_can_change_is_named_and_stays() {
     for field in ["listen.proxy", "lease", "limits", "store"] {
         says(&lessor, &format!("{field} was changed; that counts from the next start")).await;
     }
+    let status = lessor.cli(&["status"]).await;
+    assert!(status.ok().contains("says something else of listen.proxy, store, lease, limits"), "{status:?}");
+    let examined = examined(&lessor).await;
+    assert_eq!(examined["verdict"], "warn", "{examined}");
+    assert!(examined["found"].as_str().unwrap().starts_with("listen.proxy, store,"), "{examined}");
     assert_eq!(lessor.chat().await.status, 200);
 }
 

@@ -67,6 +67,12 @@ pub struct ConfigError {
     pub mistakes: Vec<Mistake>,
 }
 
+impl ConfigError {
+    pub(super) fn of(mistakes: Vec<Mistake>) -> Self {
+        Self { mistakes }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, mistake) in self.mistakes.iter().enumerate() {

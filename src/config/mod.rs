@@ -21,6 +21,7 @@ mod change;
 mod checks;
 mod commands;
 mod defaults;
+mod disk;
 mod errors;
 mod fields;
 mod file;
@@ -41,6 +42,7 @@ mod zero;
 
 pub use ca::CaFiles;
 pub use change::Change;
+pub use disk::{OnDisk, Refused};
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};
 pub use format::{Format, Unfilled};

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::config::{Address, Config};
+use crate::config::{Address, Config, OnDisk};
 use crate::control::doctor::{Tools, inside};
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -116,6 +116,8 @@ pub trait Hands: Send + Sync + 'static {
 pub struct AdminState {
     /// What lessor runs by now.
     pub config: Arc<ArcSwap<Config>>,
+    /// How the file on disk stands to that.
+    pub on_disk: Arc<ArcSwap<OnDisk>>,
     /// Where pools and leases live.
     pub store: Arc<dyn Store>,
     /// This sidecar, as leases in the store name it.

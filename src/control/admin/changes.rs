@@ -118,6 +118,7 @@ pub(super) async fn examine(State(state): Asked, Query(wanted): Query<Wanted>) -
     }
     let patient = Patient {
         config: state.config.load_full(),
+        on_disk: state.on_disk.load_full(),
         store: Ok(state.store.clone()),
         proxy: state.proxy_addresses.first().cloned(),
         tools: state.hands.doctors_tools(),

@@ -53,6 +53,7 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         Ok(seen) => (seen, None),
         Err(cause) => (BTreeMap::new(), Some(cause)),
     };
+    let on_disk = state.on_disk.load();
     let page = Status {
         version: state.version.into(),
         uptime_seconds: state.started.elapsed().as_secs(),
@@ -60,6 +61,8 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         reasons,
         draining: state.draining.load(Ordering::Relaxed),
         config: state.config.load().origin.clone(),
+        config_refused: on_disk.refused.clone(),
+        needs_restart: on_disk.needs_restart.iter().map(ToString::to_string).collect(),
         store: StoreSeen {
             kind: state.store.kind().into(),
             url: state.config.load().store.url.to_string(),

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Refused;
 use crate::model::{AppName, KeyId, OwnerId, PoolName, ProviderName};
 use crate::store::{KeyView, LeaseView};
 
@@ -65,6 +66,12 @@ pub struct Status {
     pub draining: bool,
     /// Where the configuration came from.
     pub config: String,
+    /// Why the file on disk is not taken, where it is not.
+    #[serde(default)]
+    pub config_refused: Option<Refused>,
+    /// Fields that were changed on disk and count from the next start only.
+    #[serde(default)]
+    pub needs_restart: Vec<String>,
     /// Where pools and leases live.
     pub store: StoreSeen,
     /// This sidecar, as leases name it.

@@ -377,6 +377,7 @@ pub(in crate::control) struct Admin {
 fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> AdminState {
     AdminState {
         config: Arc::new(ArcSwap::from_pointee(config)),
+        on_disk: Arc::default(),
         store,
         owner: here(),
         metrics: Metrics::new(),

@@ -164,6 +164,9 @@ fn told(what: &What, at_ms: u64) -> String {
         What::AppRevoked { app } => format!("app {app} was revoked"),
         What::AppRestored { app } => format!("app {app} was let in again"),
         What::ConfigReloaded { config } => format!("the configuration was read again: {config}"),
+        What::ConfigRefused { error, .. } => {
+            format!("the configuration on disk is refused, and the one before is kept: {error}")
+        }
     }
 }
 

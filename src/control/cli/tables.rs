@@ -22,6 +22,16 @@ pub(super) fn status(status: &Status, now: StoreTime) -> String {
     };
     let up = duration(Duration::from_secs(status.uptime_seconds));
     line("lessor", &format!("{}, up {up}, by {}", status.version, status.config));
+    if let Some(refused) = &status.config_refused {
+        line("", &refused.to_string());
+    }
+    if !status.needs_restart.is_empty() {
+        let fields = status.needs_restart.join(", ");
+        line(
+            "",
+            &format!("the file on disk says something else of {fields}, which counts from the next start"),
+        );
+    }
     line("ready", if status.ready { "yes" } else { "no" });
     for reason in &status.reasons {
         line("", reason);

@@ -126,7 +126,8 @@ async fn without_sidecar(what: &Doctor, options: &Options, config: Config, tools
         Err(why) => {
             let opened = timeout(OPEN, (tools.open_store)(&config)).await;
             let store = opened.unwrap_or_else(|_| Err(format!("not opened within {OPEN:?}")));
-            let patient = Patient { config: Arc::new(config), store, proxy: None, tools };
+            let patient =
+                Patient { config: Arc::new(config), on_disk: Arc::default(), store, proxy: None, tools };
             let mut checks = inside::examine(patient, what.wanted()).await;
             let advice = "see what it said above, and the checks below";
             checks.insert(
