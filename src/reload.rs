@@ -1,12 +1,14 @@
 //! The configuration as it changes: read anew, judged whole, and taken at once or not at all.
 //!
 //! SIGHUP asks for it, and so do a change of any file that the configuration was read from and a command that is due
-//! to give a secret anew; a command whose secret is the same changes nothing. Files are looked at
+//! to give a secret anew; a command whose secret is the same changes nothing. One that was refused is tried again
+//! when a file that it names comes or changes: its secret may come later than it. Files are looked at
 //! every `LOOK` rather than watched: what Kubernetes swaps is a link above the file, and some file systems tell
 //! of nothing. A file that still changes is given time to settle, for half a file may well be valid.
 //!
 //! Requests under way keep what they began with. A configuration that cannot be taken changes nothing.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -18,7 +20,7 @@ use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Change, Config, Loader, OnDisk};
+use crate::config::{Change, Config, ConfigError, Loader, OnDisk};
 use crate::events::{Events, What};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
@@ -31,6 +33,9 @@ const SETTLE: Duration = Duration::from_millis(250);
 
 /// How often a file that goes on changing is given that time.
 const PATIENCE: usize = 20;
+
+/// How many files are looked at of those that a refused configuration names.
+const AWAITED: usize = 1024;
 
 /// Takes a new configuration into the running process, or says why it cannot.
 pub type Take = Box<dyn Fn(&Arc<Config>) -> Result<(), String> + Send + Sync>;
@@ -51,6 +56,8 @@ pub struct Reload {
     pub events: Events,
     /// Counts.
     pub metrics: Metrics,
+    /// Why the last one that was read is none.
+    pub refused: Option<ConfigError>,
 }
 
 impl Reload {
@@ -99,11 +106,19 @@ impl Reload {
                     break;
                 }
             }
-            if stop.run_until_cancelled(self.reload()).await.is_none() {
+            if stop.run_until_cancelled(self.reload(asked)).await.is_none() {
                 return;
             }
-            // The new one may have other files. One that changed since is looked at again in a moment.
-            seen = if now.keys_are(&self.files()) { now } else { self.stamps().await };
+            // The new one may have other files.
+            let files = self.files();
+            seen = if now.keys_are(&files) {
+                now
+            } else if self.runs_by_the_file() {
+                self.stamps().await
+            } else {
+                // What was missing may have come while it was read, so that one look more is needed.
+                now.with(files)
+            };
         }
     }
 
@@ -115,16 +130,29 @@ impl Reload {
             Err(error) => Err(error.to_string()),
         };
         self.note(&taken);
+        if taken.is_ok() {
+            self.refused = None;
+        }
         taken
     }
 
-    async fn reload(&mut self) {
-        let taken = match self.loader.load().await {
+    async fn reload(&mut self, asked: bool) {
+        let read = self.loader.load().await;
+        let before = self.refused.take();
+        let taken = match read {
             Ok(new) => self.take(new),
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                let why = error.to_string();
+                self.refused = Some(error);
+                Err(why)
+            }
         };
         self.note(&taken);
-        if let Err(why) = taken {
+        // One that is read again for a file that it waits for is told again where there is something new.
+        let is_news = asked || self.refused.is_none() || self.refused != before;
+        if let Err(why) = taken
+            && is_news
+        {
             tracing::error!("the configuration was not taken, and the old one is kept: {why}");
         }
     }
@@ -179,8 +207,13 @@ impl Reload {
         Ok(())
     }
 
+    /// What is looked at: also what a refused configuration waits for.
     fn files(&self) -> Vec<PathBuf> {
-        self.current.load().files.clone()
+        let mut files = self.current.load().files.clone();
+        let named = self.refused.iter().flat_map(|error| &error.files).take(AWAITED);
+        let more: BTreeSet<_> = named.filter(|file| !files.contains(file)).cloned().collect();
+        files.extend(more);
+        files
     }
 
     /// What tells one state of the files from another.
@@ -218,6 +251,13 @@ impl Stamps {
             ])
         };
         Self(files.into_iter().map(|file| (file.clone(), stamp(&file))).collect())
+    }
+
+    /// The same of these files; of one that was not looked at nothing is known.
+    fn with(self, files: Vec<PathBuf>) -> Self {
+        let known =
+            |file: &PathBuf| self.0.iter().find(|(known, _)| known == file).and_then(|(_, stamp)| *stamp);
+        Self(files.into_iter().map(|file| (file.clone(), known(&file))).collect())
     }
 
     fn keys_are(&self, files: &[PathBuf]) -> bool {

@@ -297,7 +297,7 @@ impl Running {
             let take =
                 move |config: &Arc<Config>| frame.take(&taken, config).map_err(|error| with_causes(&error));
             let (current, take) = (current.clone(), Box::new(take));
-            let reload = Reload { loader, current, on_disk, take, fleet, events, metrics };
+            let reload = Reload { loader, current, on_disk, take, fleet, events, metrics, refused: None };
             admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
         }
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);

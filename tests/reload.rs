@@ -400,3 +400,25 @@ async fn two_sidecars_take_a_new_secret_at_different_times_and_none_fails() {
     all_served().await;
     assert!(provider.keys_seen().iter().rev().take(10).all(|key| key == "sk-second"));
 }
+
+#[tokio::test]
+async fn a_configuration_that_came_before_its_secret_is_taken_when_that_comes() {
+    let provider = Provider::start(openai).await;
+    let dir = tempfile::tempdir().unwrap();
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let file = dir.path().join("later");
+    let config = lessor.home().path().join("lessor.toml");
+    std::fs::write(&config, with_secret_file(&provider, &file)).unwrap();
+    hang_up(&lessor);
+    says(&lessor, "the old one is kept").await;
+    let refused = lessor.admin("/v1/status").await.json()["config_refused"]["error"].to_string();
+    assert!(refused.contains(file.to_str().unwrap()), "{refused}");
+    // Empty is as wrong as none, and another reason.
+    std::fs::write(&file, "").unwrap();
+    says(&lessor, "later is empty").await;
+    std::fs::write(&file, "sk-later").unwrap();
+    says(&lessor, "\"rotated\":\"openai/a\"").await;
+    assert_eq!(lessor.chat().await.status, 200);
+    assert_eq!(provider.keys_seen(), ["sk-later"]);
+    assert_eq!(lessor.admin("/v1/status").await.json()["config_refused"], serde_json::Value::Null);
+}

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -65,11 +66,13 @@ impl fmt::Display for Mistake {
 pub struct ConfigError {
     /// At least one.
     pub mistakes: Vec<Mistake>,
+    /// The files that it names, as far as it could be read: one of them may be what is missing.
+    pub files: Vec<PathBuf>,
 }
 
 impl ConfigError {
     pub(super) fn of(mistakes: Vec<Mistake>) -> Self {
-        Self { mistakes }
+        Self { mistakes, files: Vec::new() }
     }
 }
 

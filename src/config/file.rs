@@ -106,7 +106,8 @@ fn load(
     config.secret_variables = page.secret_variables();
     config.files = page.files();
     let commands = page.commands();
-    config.warnings = page.close().map_err(ConfigError::of)?;
+    let refused = |mistakes| ConfigError { mistakes, files: config.files.clone() };
+    config.warnings = page.close().map_err(refused)?;
     Ok((config, commands))
 }
 
