@@ -557,8 +557,10 @@ impl Hands for Reach {
             CheckResult {
                 ok: found.ok,
                 status: found.status,
+                code: found.code.map(|code| code.to_string()),
                 class: found.class.as_str().to_owned(),
                 message: found.message,
+                note: None,
             }
         })
     }

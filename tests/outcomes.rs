@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::lessor::chat;
+use support::lessor::{chat, field};
 use support::plays::{
     anthropic, anthropic_error, invalid_key, openai, openai_error, rate_limited, wrong_organization,
 };
@@ -467,7 +467,9 @@ async fn only_a_code_that_names_the_key_or_lessors_own_check_makes_a_key_invalid
     let revoked = Arc::new(AtomicBool::new(false));
     let gone = Arc::clone(&revoked);
     let provider = Provider::start(move |seen| match seen.path().ends_with("/models") {
-        true if gone.load(Ordering::SeqCst) => Play::json(401, &openai_error("", "", "Unauthorized")),
+        true if gone.load(Ordering::SeqCst) => {
+            Play::json(401, &openai_error("", "invalid_api_key", "Unauthorized"))
+        }
         true => openai(seen),
         false => wrong_organization(),
     })
@@ -482,9 +484,23 @@ async fn only_a_code_that_names_the_key_or_lessors_own_check_makes_a_key_invalid
     })
     .await;
     revoked.store(true, Ordering::SeqCst);
-    lessor.cli(&["keys", "check", "openai/a"]).await;
+    let checked = lessor.cli(&["keys", "check", "openai/a"]).await;
+    let said = "openai/a is not good: the provider refuses the key (invalid, HTTP 401 invalid_api_key)";
+    assert_eq!((checked.code, checked.stdout.trim()), (Some(1), said));
     let a = lessor.key("a").await;
     assert_eq!((&a["status"], &a["reason"]), (&"invalid".into(), &"check".into()), "{a}");
+    // Who looks sees what the check was answered, and who reads the log is warned.
+    let status = lessor.cli(&["status"]).await;
+    assert!(status.ok().contains("check (401 invalid_api_key)"), "{status:?}");
+    let lines = lessor.log_lines();
+    let found =
+        |line: &&Value| field(line, "message").starts_with("lessor's own check found that this key is bad");
+    let line = lines.iter().find(found).expect("a line of it");
+    assert_eq!(
+        (field(line, "level"), field(line, "code")),
+        ("WARN".into(), "invalid_api_key".into()),
+        "{line}"
+    );
     eventually_within(ms(5000), "it is not lent", async || (lessor.chat().await.status == 503).then_some(()))
         .await;
 }

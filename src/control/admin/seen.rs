@@ -44,10 +44,16 @@ pub struct CheckResult {
     pub ok: bool,
     /// The answer's status; `None` when none came.
     pub status: Option<u16>,
+    /// The code or type in its body that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
     /// What the answer says about the key.
     pub class: String,
     /// For people.
     pub message: String,
+    /// Why a good key is not lent all the same, and what lends it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// `GET /v1/status`. Lists are those of the other pages, taken at one time, and so of all sidecars that share

@@ -306,7 +306,7 @@ impl Hands for FakeHands {
             if hangs {
                 std::future::pending::<()>().await;
             }
-            CheckResult { ok, status, class, message: "asked".into() }
+            CheckResult { ok, status, code: None, class, message: "asked".into(), note: None }
         })
     }
     fn switched(&self, _: &ProviderName, key: &KeyId, on: bool) {

@@ -201,8 +201,10 @@ pub(super) fn apps(apps: &[AppSeen]) -> String {
 pub(super) fn check(key: &KeyPath, found: &CheckResult) -> String {
     let word = if found.ok { "good" } else { "not good" };
     let status = found.status.map(|status| format!(", HTTP {status}")).unwrap_or_default();
-    plain(&format!("{}/{} is {word}: {} ({}{status})", key.provider, key.id, found.message, found.class))
-        + "\n"
+    let code = found.code.as_ref().map(|code| format!(" {code}")).unwrap_or_default();
+    let note = found.note.as_ref().map(|note| format!("; {note}")).unwrap_or_default();
+    let (message, class) = (&found.message, &found.class);
+    plain(&format!("{}/{} is {word}: {message} ({class}{status}{code}){note}", key.provider, key.id)) + "\n"
 }
 
 pub(super) fn ready(reasons: &[String]) -> String {
