@@ -501,6 +501,13 @@ async fn only_a_code_that_names_the_key_or_lessors_own_check_makes_a_key_invalid
         ("WARN".into(), "invalid_api_key".into()),
         "{line}"
     );
+    // What lifts less than this says so, and what to do.
+    let cleared = lessor.cli(&["keys", "clear", "openai/a"]).await;
+    cleared.ok();
+    assert!(
+        cleared.stderr.contains("openai/a is not lent: it is invalid; give it another secret"),
+        "{cleared:?}"
+    );
     eventually_within(ms(5000), "it is not lent", async || (lessor.chat().await.status == 503).then_some(()))
         .await;
 }
@@ -666,4 +673,29 @@ async fn the_log_tells_of_a_refusal_what_rests_and_how_long_the_store_lets_it() 
     assert_eq!(["class", "scope", "group", "key"].map(of), ["quota", "group", "org", "a"].map(Value::from));
     let rests = of("rests_ms").as_u64().unwrap();
     assert!((890_000..=900_000).contains(&rests), "fifteen minutes, which nobody named: {line}");
+}
+
+#[tokio::test]
+async fn a_check_of_a_good_key_that_rests_says_so_and_so_does_what_does_not_lend_it() {
+    let provider = Provider::start(|seen| match seen.path().ends_with("/models") {
+        true => openai(seen),
+        false => out_of_money(None),
+    })
+    .await;
+    let lessor = in_order(&provider, [Key::new("a")]).start().await;
+    assert_eq!(lessor.chat().await.status, 429);
+    eventually("it is exhausted", async || (lessor.status("a").await == "exhausted").then_some(())).await;
+    let rests = "it is exhausted; its rest goes on, and `lessor keys clear openai/a` lifts it";
+    let checked = lessor.cli(&["keys", "check", "openai/a"]).await;
+    assert!(checked.ok().contains("openai/a is good") && checked.ok().contains(rests), "{checked:?}");
+    let enabled = lessor.cli(&["keys", "enable", "openai/a"]).await;
+    enabled.ok();
+    assert!(enabled.stderr.contains(rests), "{enabled:?}");
+    let cleared = lessor.cli(&["keys", "clear", "openai/a"]).await;
+    cleared.ok();
+    assert_eq!(cleared.stderr, "", "it is lent again");
+    lessor.cli(&["keys", "disable", "openai/a"]).await.ok();
+    let cleared = lessor.cli(&["keys", "clear", "openai/a"]).await;
+    cleared.ok();
+    assert!(cleared.stderr.contains("it is disabled; `lessor keys enable openai/a`"), "{cleared:?}");
 }

@@ -43,6 +43,7 @@ mod answers;
 mod changes;
 mod events;
 mod gate;
+mod not_lent;
 mod pages;
 mod seen;
 mod socket;
@@ -50,6 +51,7 @@ mod socket;
 use answers::{Refusal, described, text};
 use events::Following;
 use gate::{Door, admit};
+pub use not_lent::not_lent;
 pub use seen::{
     AppSeen, CaSeen, CheckResult, LeaseSeen, PoolView, RankSeen, RankingSeen, Status, StoreSeen, TermsSeen,
 };

@@ -510,7 +510,15 @@ where
     } else {
         shown
     };
+    let note = note.or_else(|| unlent(ask, &answer));
     Ok(Page { text, note, exit })
+}
+
+/// What a person should know who just changed a key and finds it not lent all the same.
+fn unlent(ask: &Ask, answer: &Answer) -> Option<String> {
+    let Ask::Keys(Keys::Enable { key } | Keys::Clear { key }) = ask else { return None };
+    let why = admin::not_lent(&parsed(answer).ok()?)?;
+    Some(format!("{}/{} is not lent: {why}", key.provider, key.id))
 }
 
 /// The call of the admin API that answers it.

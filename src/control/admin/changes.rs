@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use http::StatusCode;
 
 use super::answers::{Path, Query, Refusal};
-use super::{AdminState, Answered, Asked, CALL, bounded, listed};
+use super::{AdminState, Answered, Asked, CALL, bounded, listed, not_lent};
 use crate::control::doctor::Examined;
 use crate::control::doctor::inside::{self, Patient, Wanted};
 use crate::events::What;
@@ -76,7 +76,12 @@ async fn change(
 
 pub(super) async fn check(State(state): Asked, Path((provider, key)): Path<(String, String)>) -> Answered {
     let (provider, key) = state.find(&provider, &key)?;
-    let result = state.hands.check(&provider, &key).await;
+    let mut result = state.hands.check(&provider, &key).await;
+    if result.ok
+        && let Ok(seen) = bounded(CALL, state.store.snapshot(provider.clone())).await
+    {
+        result.note = seen.keys.iter().find(|seen| seen.id == key).and_then(not_lent);
+    }
     Ok(state.json(StatusCode::OK, &result))
 }
 
