@@ -178,8 +178,17 @@ impl Reload {
     }
 
     fn take(&self, new: Config) -> Result<(), String> {
-        let Change { config, needs_restart, added, removed, rotated, changed, enabled, apps_removed } =
-            self.current.load().followed_by(new);
+        let Change {
+            config,
+            needs_restart,
+            added,
+            removed,
+            rotated,
+            changed,
+            enabled,
+            apps_removed,
+            sections,
+        } = self.current.load().followed_by(new);
         let config = Arc::new(config);
         (self.take)(&config)?;
         self.current.store(config.clone());
@@ -202,6 +211,7 @@ impl Reload {
             rotated = list(rotated),
             changed = list(changed),
             apps_removed = list(apps_removed),
+            sections = list(sections),
             "the configuration was taken"
         );
         Ok(())

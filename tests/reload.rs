@@ -197,7 +197,7 @@ async fn an_app_that_is_taken_out_is_cut_off_and_a_new_one_is_let_in() {
     lessor.ask(ask("token-of-the-jobs")).await.is_error(403, "app_unauthenticated");
     write(&lessor, &setup(&["web", "jobs"]));
     hang_up(&lessor);
-    says(&lessor, "\"apps_removed\":\"shop\"").await;
+    says(&lessor, "\"apps_removed\":\"shop\",\"sections\":\"apps.jobs\"").await;
     assert!(shop.whole().await.is_err(), "a cut stream must not look whole");
     assert!(tokio::time::timeout(ms(200), web.next()).await.is_err(), "the other app's stream runs on");
     lessor.ask(ask("token-of-the-shop")).await.is_error(403, "app_unauthenticated");
@@ -247,6 +247,7 @@ async fn a_provider_that_moves_is_asked_at_its_new_place_with_its_new_key() {
         assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
     }
     assert_eq!((old.count(), new.count()), (1, 5));
+    says(&lessor, "\"sections\":\"providers.openai\"").await;
     assert!(!lessor.log().contains("sk-new") && !lessor.log().contains("sk-old"));
 }
 
@@ -421,4 +422,29 @@ async fn a_configuration_that_came_before_its_secret_is_taken_when_that_comes() 
     assert_eq!(lessor.chat().await.status, 200);
     assert_eq!(provider.keys_seen(), ["sk-later"]);
     assert_eq!(lessor.admin("/v1/status").await.json()["config_refused"], serde_json::Value::Null);
+}
+
+#[tokio::test]
+async fn what_was_changed_beside_the_keys_is_named_and_nothing_of_its_values() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a"));
+    let lessor = setup.clone().start().await;
+    let changed = setup
+        .set("queue.max_wait", "\"7s\"")
+        .set("retry.max_attempts", "2")
+        .set("timeouts.idle", "\"7m\"")
+        .set("ranking.jitter", "0")
+        .set("shutdown.grace", "\"7s\"")
+        .set("proxy.other_hosts", "\"deny\"")
+        .set("websocket.idle", "\"7m\"")
+        .set("scrub.compressed", "\"decode\"")
+        .set("admin.token", "{ env = \"SECRET_OPENAI_A\" }")
+        .set("pools.vip.fallback", "[\"default\"]");
+    write(&lessor, &changed);
+    hang_up(&lessor);
+    let names = "queue retry timeouts shutdown ranking proxy scrub websocket admin pools";
+    says(&lessor, &format!("\"changed\":\"\",\"apps_removed\":\"\",\"sections\":\"{names}\"")).await;
+    // Read once more, nothing is new.
+    hang_up(&lessor);
+    says(&lessor, "\"apps_removed\":\"\",\"sections\":\"\"").await;
 }

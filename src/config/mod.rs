@@ -345,7 +345,7 @@ impl Alpn {
 }
 
 /// `[websocket]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WebSocketConfig {
     /// Without a byte either way, pings included.
     pub idle: Duration,
