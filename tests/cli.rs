@@ -451,3 +451,29 @@ async fn metrics_count_what_happened() {
     let active = text.lines().find(|line| line.starts_with("lessor_leases_active{")).unwrap();
     assert!(active.ends_with(" 1") && active.contains("key=\"a\""), "{active}");
 }
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_told_as_that_by_every_command_that_is_given_one() {
+    let home = Home::default();
+    let nobody = "nofile.toml: cannot be read: No such file";
+    for args in [
+        &["run"][..],
+        &["check"],
+        &["status"],
+        &["ready"],
+        &["keys", "list"],
+        &["events"],
+        &["ca", "path"],
+        &["env"],
+        &["exec", "--", "true"],
+        &["check", "--explain", "openai", "429"],
+    ] {
+        let ran = home.run(&[&["--config", "nofile.toml"], args].concat()).await;
+        assert_eq!(ran.code, Some(2), "{args:?}: {ran:?}");
+        assert!(ran.stderr.contains(nobody), "{args:?}: {ran:?}");
+    }
+    let ran = home.run(&["doctor", "--config", "nofile.toml"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.starts_with("fail  config  nofile.toml: cannot be read"), "{ran:?}");
+    assert!(!ran.stdout.contains("listener"), "{ran:?}");
+}

@@ -382,6 +382,8 @@ pub enum Missing {
     Nobody(String),
     /// One was named and is not there, or it said no.
     Failed(String, Exit),
+    /// The configuration file that was named does not say where one is.
+    Unread(String),
 }
 
 /// What the running sidecar serves. `listen` as for [`client`].
@@ -409,6 +411,7 @@ where
         parsed(&answer).map_err(|cause| Failure::Nonsense { from, cause: cause.to_string() })
     };
     asked.await.map_err(|failure| match failure {
+        Failure::Unread(why) => Missing::Unread(why),
         Failure::Unreachable(_) if options.admin().is_none() => Missing::Nobody(failure.to_string()),
         _ => Missing::Failed(failure.to_string(), failure.exit()),
     })
@@ -441,6 +444,9 @@ const STORE: &str = "store_unavailable";
 enum Failure {
     #[error("{0}")]
     Usage(String),
+    /// The configuration file does not say where a sidecar is.
+    #[error("{0}")]
+    Unread(String),
     #[error("no sidecar answers\n{}start one with `lessor run`, or say where it is: --admin URL-or-socket, \
              LESSOR_ADMIN, or --config FILE", listed(.0))]
     Unreachable(Vec<Tried>),
@@ -457,7 +463,7 @@ enum Failure {
 impl Failure {
     fn exit(&self) -> Exit {
         match self {
-            Self::Usage(_) => Exit::Usage,
+            Self::Usage(_) | Self::Unread(_) => Exit::Usage,
             Self::Unreachable(_) => Exit::Unreachable,
             Self::Refused { code, .. } if code == STORE => Exit::StoreFailed,
             Self::Refused { .. } | Self::Nonsense { .. } | Self::NoCaFile => Exit::Failed,
@@ -561,7 +567,7 @@ where
     }
     let (proxies, tcp) = match options.config() {
         Some(file) => {
-            let listen = listen(file).map_err(Failure::Usage)?;
+            let listen = listen(file).map_err(Failure::Unread)?;
             (listen.proxy, listen.admin)
         }
         None => (vec![local(8321)], local(8322)),

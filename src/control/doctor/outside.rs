@@ -72,6 +72,10 @@ pub async fn doctor(
                 (vec![Check::fail("config", error.to_string(), advice)], Some(Exit::Usage))
             }
         },
+        Err(Missing::Unread(why)) => {
+            let advice = "correct that, or name another with --config or LESSOR_CONFIG";
+            (vec![Check::fail("config", why, advice)], Some(Exit::Usage))
+        }
         Err(Missing::Failed(why, exit)) => {
             let advice = "see whether it runs, and whether --admin or LESSOR_ADMIN names it";
             (vec![Check::fail("listener", why, advice)], Some(exit))
