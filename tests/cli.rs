@@ -477,3 +477,25 @@ async fn a_file_that_cannot_be_read_is_told_as_that_by_every_command_that_is_giv
     assert!(ran.stdout.starts_with("fail  config  nofile.toml: cannot be read"), "{ran:?}");
     assert!(!ran.stdout.contains("listener"), "{ran:?}");
 }
+
+#[tokio::test]
+async fn a_sidecar_of_another_file_is_not_asked_in_place_of_the_one_that_the_file_describes() {
+    let (_provider, lessor) = start().await;
+    let support::Door::Tcp(admin) = lessor.admin_door() else { panic!("the admin listener is on TCP") };
+    // A user for whom neither sidecar's socket is where it is looked for.
+    let listening =
+        |proxy: &str| home_with(&format!("listen = {{ proxy = {proxy:?}, admin = \"{admin}\" }}\n{KEY}"));
+    let other = listening(&format!("127.0.0.1:{}", support::free_port()));
+    for args in [&["status"][..], &["ready"], &["keys", "list"], &["events"], &["ca", "path"]] {
+        let ran = other.run(&[&["--config", "lessor.toml"], args].concat()).await;
+        assert_eq!(ran.code, Some(3), "{args:?}: {ran:?}");
+        let said = format!("http://{admin}: another sidecar answers there: it serves {}", lessor.authority());
+        assert!(ran.stderr.contains(&said), "{said} is not in {ran:?}");
+    }
+    let own = listening(&lessor.authority()).run(&["status", "--config", "lessor.toml"]).await;
+    assert!(own.ok().contains("openai/a") && own.stderr.contains(&admin.to_string()), "{own:?}");
+    // A no says whose it is.
+    let nobody = lessor.cli(&["keys", "check", "openai/nosuch"]).await;
+    let from = format!("(unknown_key, says unix:{})", lessor.admin_socket().display());
+    assert!(nobody.code == Some(1) && nobody.stderr.contains(&from), "{nobody:?}");
+}

@@ -450,8 +450,8 @@ enum Failure {
     #[error("no sidecar answers\n{}start one with `lessor run`, or say where it is: --admin URL-or-socket, \
              LESSOR_ADMIN, or --config FILE", listed(.0))]
     Unreachable(Vec<Tried>),
-    #[error("{message} ({code})")]
-    Refused { code: String, message: String, json: String },
+    #[error("{message} ({code}, says {from})")]
+    Refused { code: String, message: String, from: String, json: String },
     #[error(
         "the sidecar could not write its CA's files, as its log says; `lessor ca print` shows the certificate"
     )]
@@ -565,12 +565,17 @@ where
     if let Some(admin) = options.admin() {
         return Ok(vec![Endpoint::named(admin).map_err(Failure::Usage)?]);
     }
-    let (proxies, tcp) = match options.config() {
+    let (proxies, tcp, of) = match options.config() {
         Some(file) => {
             let listen = listen(file).map_err(Failure::Unread)?;
-            (listen.proxy, listen.admin)
+            // Which port a free one became is not known here.
+            let is_known = |proxy: &Address| !matches!(proxy, Address::Tcp(at) if at.port() == 0);
+            let of =
+                listen.proxy.iter().filter(|_| listen.proxy.iter().all(is_known)).map(ToString::to_string);
+            let of = of.collect();
+            (listen.proxy, listen.admin, of)
         }
-        None => (vec![local(8321)], local(8322)),
+        None => (vec![local(8321)], local(8322), Vec::new()),
     };
     let mut sockets: Vec<PathBuf> = proxies.iter().flat_map(socket_paths).collect();
     if let Address::Unix(path, _) = &tcp {
@@ -579,7 +584,7 @@ where
     let mut doors: Vec<_> = sockets.into_iter().map(|path| Endpoint::Unix { path, named: false }).collect();
     if let Address::Tcp(at) = tcp {
         let host = if at.ip().is_unspecified() { format!("127.0.0.1:{}", at.port()) } else { at.to_string() };
-        doors.push(Endpoint::Tcp { at: host, named: false });
+        doors.push(Endpoint::Tcp { at: host, named: false, of });
     }
     Ok(doors)
 }
@@ -608,9 +613,10 @@ fn refused(answer: &Answer, token: bool) -> Failure {
         message: String,
     }
     let json = String::from_utf8_lossy(&answer.body).into_owned();
+    let from = answer.from.clone();
     let Ok(Shape { error: Error { code, message } }) = serde_json::from_str(&json) else {
         let message = format!("HTTP {}; is this lessor's admin listener?", answer.status.as_u16());
-        return Failure::Refused { code: "not_lessor".into(), message, json };
+        return Failure::Refused { code: "not_lessor".into(), message, from, json };
     };
     let hint = match (answer.status, token) {
         (StatusCode::UNAUTHORIZED, true) => "; LESSOR_ADMIN_TOKEN is not its token",
@@ -618,7 +624,7 @@ fn refused(answer: &Answer, token: bool) -> Failure {
         _ => "",
     };
     let message = tables::plain(&format!("{message}{hint}"));
-    Failure::Refused { code: tables::plain(&code), message, json }
+    Failure::Refused { code: tables::plain(&code), message, from, json }
 }
 
 /// The answer for people; also decides how the command ends.
