@@ -152,6 +152,22 @@ async fn a_certificate_of_a_foreign_ca_one_that_is_over_and_one_of_another_name_
     said.exits(1);
 }
 
+#[tokio::test]
+async fn a_provider_that_is_not_served_is_told_with_those_that_are() {
+    let provider = good().await;
+    let lessor = setup_of(&provider).await;
+    let said = Said::quick(&lessor, &["--provider", "nosuch"]).await;
+    said.is(
+        "provider",
+        "fail",
+        "`nosuch` is no provider of this configuration, nor of the catalogue; served: openai",
+    );
+    said.is("provider", "fail", "correct the name after --provider");
+    said.exits(1);
+    let known = Said::quick(&lessor, &["--provider", "mistral"]).await;
+    known.is("provider", "fail", "set MISTRAL_API_KEY where there is no file");
+}
+
 async fn setup_of(provider: &Provider) -> Lessor {
     setup(provider).start().await
 }
