@@ -499,3 +499,16 @@ async fn a_sidecar_of_another_file_is_not_asked_in_place_of_the_one_that_the_fil
     let from = format!("(unknown_key, says unix:{})", lessor.admin_socket().display());
     assert!(nobody.code == Some(1) && nobody.stderr.contains(&from), "{nobody:?}");
 }
+
+#[tokio::test]
+async fn a_key_is_asked_for_by_its_id_or_by_the_name_that_commands_print() {
+    let (_provider, lessor) = start().await;
+    let ask = |key: &str| lessor.ask(support::Request::get("/openai/v1/models").header("x-lessor-key", key));
+    for key in ["b", "openai/b"] {
+        assert_eq!(ask(key).await.header("x-lessor-key"), "b", "{key}");
+    }
+    let foreign = ask("anthropic/b").await;
+    foreign.is_error(400, "bad_request");
+    assert!(foreign.text().contains("this request is for `openai`") && foreign.text().contains("write `b`"));
+    ask("openai/b/c").await.is_error(400, "bad_request");
+}

@@ -136,7 +136,8 @@ pub struct Options {
     /// Print JSON: the admin API's answers, or (`run`) the log.
     #[arg(long, global = true)]
     pub json: bool,
-    /// The sidecar to ask: http://HOST:PORT, or the path of its admin socket.
+    /// The sidecar to ask: http://HOST:PORT, or the path of its admin socket. Over http, changes need the admin
+    /// token, in LESSOR_ADMIN_TOKEN.
     #[arg(long, global = true, value_name = "URL-or-socket", env = "LESSOR_ADMIN")]
     admin: Option<String>,
     /// The configuration file.
