@@ -415,6 +415,10 @@ async fn a_maximum_that_the_provider_names_is_kept_to_by_all_keys_of_its_group()
     assert_eq!(provider.count(), 4);
     let text = lessor.cli(&["status"]).await;
     assert!(text.ok().contains("plan: at most 2 at once"), "{}", text.stdout);
+    let pool = text.stdout.lines().find(|line| line.starts_with("openai/default ")).expect("the pool's row");
+    assert!(pool.contains("/2 of 4"), "{pool}");
+    let pools = lessor.admin("/v1/pools").await.json();
+    assert_eq!(pools["pools"][0]["learned_concurrent_uses"], 2, "{pools}");
     gate.open();
     for answer in asking.into_iter().chain(ahead) {
         assert_eq!(answer.await.unwrap(), 200);

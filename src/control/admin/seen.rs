@@ -185,4 +185,7 @@ pub struct PoolView {
     pub in_use: u32,
     /// Their caps together.
     pub max_concurrent_uses: u32,
+    /// What of them may be in use by what answers taught, where that is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learned_concurrent_uses: Option<u32>,
 }
