@@ -4,7 +4,8 @@
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
   KEYS[4]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
   ARGV     1 "disable", "drain", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
-           events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check
+           events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check, 8 its
+           status or "", 9 its code or ""
   Returns  now in ms, 1, or 0 where nobody serves such a key
   Atomic   in one step. `clear` also lifts the rests of the key's group, and the learned caps of both, and lifts
            nothing invalid
@@ -68,7 +69,16 @@ elseif WORD == "good" then
   lift_scoped("key:" .. KEY_ID .. "@" .. FINGERPRINT, doubted)
 elseif WORD == "bad" then
   local stamp = rests.next_token(FENCE)
-  local evidence = { class = CLASS, first_ms = 0, most_ms = 0, forever = true, by_check = true, token = stamp }
+  local evidence = {
+    class = CLASS,
+    first_ms = 0,
+    most_ms = 0,
+    forever = true,
+    by_check = true,
+    token = stamp,
+    status = tonumber(ARGV[8]),
+    code = ARGV[9] ~= "" and ARGV[9] or nil,
+  }
   local rest = rests.after(rests.read(redis.call("HGET", KEY, "rest:" .. FINGERPRINT)), evidence, stamp)
   rests.set_own(KEY, FINGERPRINT, rest)
 end

@@ -112,6 +112,13 @@ pub enum What {
         /// Where it came from.
         config: String,
     },
+    /// The configuration on disk is refused, and the one before stays in use.
+    ConfigRefused {
+        /// Where it came from.
+        config: String,
+        /// The first line of why.
+        error: String,
+    },
 }
 
 /// One event, in its place.

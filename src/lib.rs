@@ -21,3 +21,4 @@ pub mod run;
 pub mod scrub;
 pub mod store;
 pub mod watch;
+mod words;

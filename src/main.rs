@@ -126,10 +126,10 @@ fn check(cli: &Cli) -> ExitCode {
                 tell(&format!("warning: {warning}"));
             }
             say(&format!(
-                "{}: ok, {} keys of {} providers, store {}",
+                "{}: ok, {} of {}, store {}",
                 config.origin,
-                config.keys.len(),
-                config.providers.len(),
+                counted(config.keys.len(), "key"),
+                counted(config.providers.len(), "provider"),
                 config.store.url
             ));
             Exit::Ok.into()
@@ -190,6 +190,10 @@ fn with_runtime<T>(threads: bool, work: impl Future<Output = T>) -> Option<T> {
             None
         }
     }
+}
+
+fn counted(count: usize, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
 fn refuse(why: &str, exit: Exit) -> ExitCode {

@@ -1,12 +1,14 @@
 //! The configuration as it changes: read anew, judged whole, and taken at once or not at all.
 //!
 //! SIGHUP asks for it, and so do a change of any file that the configuration was read from and a command that is due
-//! to give a secret anew; a command whose secret is the same changes nothing. Files are looked at
+//! to give a secret anew; a command whose secret is the same changes nothing. One that was refused is tried again
+//! when a file that it names comes or changes: its secret may come later than it. Files are looked at
 //! every `LOOK` rather than watched: what Kubernetes swaps is a link above the file, and some file systems tell
 //! of nothing. A file that still changes is given time to settle, for half a file may well be valid.
 //!
 //! Requests under way keep what they began with. A configuration that cannot be taken changes nothing.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -18,7 +20,7 @@ use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Change, Config, Loader};
+use crate::config::{Change, Config, ConfigError, Loader, OnDisk};
 use crate::events::{Events, What};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
@@ -32,6 +34,9 @@ const SETTLE: Duration = Duration::from_millis(250);
 /// How often a file that goes on changing is given that time.
 const PATIENCE: usize = 20;
 
+/// How many files are looked at of those that a refused configuration names.
+const AWAITED: usize = 1024;
+
 /// Takes a new configuration into the running process, or says why it cannot.
 pub type Take = Box<dyn Fn(&Arc<Config>) -> Result<(), String> + Send + Sync>;
 
@@ -41,6 +46,8 @@ pub struct Reload {
     pub loader: Loader,
     /// What counts now, for all who ask.
     pub current: Arc<ArcSwap<Config>>,
+    /// How the file on disk stands to that, for all who ask.
+    pub on_disk: Arc<ArcSwap<OnDisk>>,
     /// Takes another one.
     pub take: Take,
     /// Tells the store.
@@ -49,6 +56,8 @@ pub struct Reload {
     pub events: Events,
     /// Counts.
     pub metrics: Metrics,
+    /// Why the last one that was read is none.
+    pub refused: Option<ConfigError>,
 }
 
 impl Reload {
@@ -97,42 +106,93 @@ impl Reload {
                     break;
                 }
             }
-            if stop.run_until_cancelled(self.reload()).await.is_none() {
+            if stop.run_until_cancelled(self.reload(asked)).await.is_none() {
                 return;
             }
-            // The new one may have other files. One that changed since is looked at again in a moment.
-            seen = if now.keys_are(&self.files()) { now } else { self.stamps().await };
+            // The new one may have other files.
+            let files = self.files();
+            seen = if now.keys_are(&files) {
+                now
+            } else if self.runs_by_the_file() {
+                self.stamps().await
+            } else {
+                // What was missing may have come while it was read, so that one look more is needed.
+                now.with(files)
+            };
         }
     }
 
     /// Takes secrets that are due; nothing where they are the same.
     async fn rotate(&mut self) -> Result<(), String> {
-        let new = self.loader.load().await.map_err(|error| error.to_string())?;
-        if self.current.load().has_secrets_of(&new) {
-            return Ok(());
-        }
-        let taken = self.take(new);
-        self.metrics.reloaded(taken.is_ok());
-        taken
-    }
-
-    async fn reload(&mut self) {
         let taken = match self.loader.load().await {
+            Ok(new) if self.runs_by_the_file() && self.current.load().has_secrets_of(&new) => return Ok(()),
             Ok(new) => self.take(new),
             Err(error) => Err(error.to_string()),
         };
-        self.metrics.reloaded(taken.is_ok());
-        if let Err(why) = taken {
+        self.note(&taken);
+        if taken.is_ok() {
+            self.refused = None;
+        }
+        taken
+    }
+
+    async fn reload(&mut self, asked: bool) {
+        let read = self.loader.load().await;
+        let before = self.refused.take();
+        let taken = match read {
+            Ok(new) => self.take(new),
+            Err(error) => {
+                let why = error.to_string();
+                self.refused = Some(error);
+                Err(why)
+            }
+        };
+        self.note(&taken);
+        // One that is read again for a file that it waits for is told again where there is something new.
+        let is_news = asked || self.refused.is_none() || self.refused != before;
+        if let Err(why) = taken
+            && is_news
+        {
             tracing::error!("the configuration was not taken, and the old one is kept: {why}");
         }
     }
 
+    fn runs_by_the_file(&self) -> bool {
+        self.on_disk.load().refused.is_none()
+    }
+
+    /// Counts it, and keeps why the file on disk is refused for as long as it is.
+    fn note(&self, taken: &Result<(), String>) {
+        self.metrics.reloaded(taken.is_ok());
+        let Err(why) = taken else { return };
+        let before = self.on_disk.load();
+        let now = before.refused(why);
+        if now == **before {
+            return;
+        }
+        if let Some(refused) = &now.refused {
+            let (config, error) = (self.current.load().origin.clone(), refused.error.clone());
+            self.events.tell(What::ConfigRefused { config, error });
+        }
+        self.on_disk.store(Arc::new(now));
+    }
+
     fn take(&self, new: Config) -> Result<(), String> {
-        let Change { config, needs_restart, added, removed, rotated, changed, enabled, apps_removed } =
-            self.current.load().followed_by(new);
+        let Change {
+            config,
+            needs_restart,
+            added,
+            removed,
+            rotated,
+            changed,
+            enabled,
+            apps_removed,
+            sections,
+        } = self.current.load().followed_by(new);
         let config = Arc::new(config);
         (self.take)(&config)?;
         self.current.store(config.clone());
+        self.on_disk.store(Arc::new(OnDisk { refused: None, needs_restart: needs_restart.clone() }));
         self.fleet.reintroduce(enabled);
         self.events.tell(What::ConfigReloaded { config: config.origin.clone() });
         for field in needs_restart {
@@ -151,13 +211,19 @@ impl Reload {
             rotated = list(rotated),
             changed = list(changed),
             apps_removed = list(apps_removed),
+            sections = list(sections),
             "the configuration was taken"
         );
         Ok(())
     }
 
+    /// What is looked at: also what a refused configuration waits for.
     fn files(&self) -> Vec<PathBuf> {
-        self.current.load().files.clone()
+        let mut files = self.current.load().files.clone();
+        let named = self.refused.iter().flat_map(|error| &error.files).take(AWAITED);
+        let more: BTreeSet<_> = named.filter(|file| !files.contains(file)).cloned().collect();
+        files.extend(more);
+        files
     }
 
     /// What tells one state of the files from another.
@@ -195,6 +261,13 @@ impl Stamps {
             ])
         };
         Self(files.into_iter().map(|file| (file.clone(), stamp(&file))).collect())
+    }
+
+    /// The same of these files; of one that was not looked at nothing is known.
+    fn with(self, files: Vec<PathBuf>) -> Self {
+        let known =
+            |file: &PathBuf| self.0.iter().find(|(known, _)| known == file).and_then(|(_, stamp)| *stamp);
+        Self(files.into_iter().map(|file| (file.clone(), known(&file))).collect())
     }
 
     fn keys_are(&self, files: &[PathBuf]) -> bool {

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{self, Address, AppConfig, CaFiles, Config, Loader, StoreUrl};
+use crate::config::{self, Address, AppConfig, CaFiles, Config, Loader, OnDisk, StoreUrl};
 use crate::control::admin::{
     self, AdminState, AppSeen, CaSeen, CheckResult, Hands, RankSeen, RankingSeen, TermsSeen,
 };
@@ -263,12 +263,14 @@ impl Running {
         };
         let walk = Proxy::new(frame.rooms(config, upstreams, None));
         let current = Arc::new(ArcSwap::from(config.clone()));
+        let on_disk: Arc<ArcSwap<OnDisk>> = Arc::default();
         let draining = Arc::new(AtomicBool::new(false));
         let socket = bind_socket(&proxy);
         let ca =
             authority.map(|authority| LocalCa::publish(authority, socket.as_ref().map(|(path, _)| &**path)));
         let state = Arc::new(AdminState {
             config: current.clone(),
+            on_disk: on_disk.clone(),
             store,
             owner,
             metrics: metrics.clone(),
@@ -295,7 +297,7 @@ impl Running {
             let take =
                 move |config: &Arc<Config>| frame.take(&taken, config).map_err(|error| with_causes(&error));
             let (current, take) = (current.clone(), Box::new(take));
-            let reload = Reload { loader, current, take, fleet, events, metrics };
+            let reload = Reload { loader, current, on_disk, take, fleet, events, metrics, refused: None };
             admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
         }
         let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
@@ -555,8 +557,10 @@ impl Hands for Reach {
             CheckResult {
                 ok: found.ok,
                 status: found.status,
+                code: found.code.map(|code| code.to_string()),
                 class: found.class.as_str().to_owned(),
                 message: found.message,
+                note: None,
             }
         })
     }

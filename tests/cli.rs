@@ -451,3 +451,103 @@ async fn metrics_count_what_happened() {
     let active = text.lines().find(|line| line.starts_with("lessor_leases_active{")).unwrap();
     assert!(active.ends_with(" 1") && active.contains("key=\"a\""), "{active}");
 }
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_told_as_that_by_every_command_that_is_given_one() {
+    let home = Home::default();
+    let nobody = "nofile.toml: cannot be read: No such file";
+    for args in [
+        &["run"][..],
+        &["check"],
+        &["status"],
+        &["ready"],
+        &["keys", "list"],
+        &["events"],
+        &["ca", "path"],
+        &["env"],
+        &["exec", "--", "true"],
+        &["check", "--explain", "openai", "429"],
+    ] {
+        let ran = home.run(&[&["--config", "nofile.toml"], args].concat()).await;
+        assert_eq!(ran.code, Some(2), "{args:?}: {ran:?}");
+        assert!(ran.stderr.contains(nobody), "{args:?}: {ran:?}");
+    }
+    let ran = home.run(&["doctor", "--config", "nofile.toml"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.starts_with("fail  config  nofile.toml: cannot be read"), "{ran:?}");
+    assert!(!ran.stdout.contains("listener"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_sidecar_of_another_file_is_not_asked_in_place_of_the_one_that_the_file_describes() {
+    let (_provider, lessor) = start().await;
+    let support::Door::Tcp(admin) = lessor.admin_door() else { panic!("the admin listener is on TCP") };
+    // A user for whom neither sidecar's socket is where it is looked for.
+    let listening =
+        |proxy: &str| home_with(&format!("listen = {{ proxy = {proxy:?}, admin = \"{admin}\" }}\n{KEY}"));
+    let other = listening(&format!("127.0.0.1:{}", support::free_port()));
+    for args in [&["status"][..], &["ready"], &["keys", "list"], &["events"], &["ca", "path"]] {
+        let ran = other.run(&[&["--config", "lessor.toml"], args].concat()).await;
+        assert_eq!(ran.code, Some(3), "{args:?}: {ran:?}");
+        let said = format!("http://{admin}: another sidecar answers there: it serves {}", lessor.authority());
+        assert!(ran.stderr.contains(&said), "{said} is not in {ran:?}");
+    }
+    let own = listening(&lessor.authority()).run(&["status", "--config", "lessor.toml"]).await;
+    assert!(own.ok().contains("openai/a") && own.stderr.contains(&admin.to_string()), "{own:?}");
+    // A no says whose it is.
+    let nobody = lessor.cli(&["keys", "check", "openai/nosuch"]).await;
+    let from = format!("(unknown_key, says unix:{})", lessor.admin_socket().display());
+    assert!(nobody.code == Some(1) && nobody.stderr.contains(&from), "{nobody:?}");
+}
+
+#[tokio::test]
+async fn check_counts_one_as_one_and_warns_of_a_base_url_that_doubles_the_path() {
+    let at = |url: &str| format!("providers.openai.base_url = {url:?}\n{KEY}");
+    let home = home_with(&at("https://api.openai.com/v1"));
+    let ran = home.run_with(&["check", "--config", "lessor.toml"], &[("A", "sk-a")]).await;
+    assert_eq!(ran.ok(), "lessor.toml: ok, 1 key of 1 provider, store memory:\n");
+    let warning = "warning: providers.openai.base_url ends with /v1, with which the paths of openai begin, too: \
+                   /openai/v1/… goes to https://api.openai.com/v1/v1/…; leave /v1 out";
+    assert!(ran.stderr.contains(warning), "{ran:?}");
+    for fine in ["https://api.openai.com", "https://gateway.internal/openai", "https://gateway.internal/v12"]
+    {
+        std::fs::write(home.path().join("lessor.toml"), at(fine)).unwrap();
+        let ran = home.run_with(&["check", "--config", "lessor.toml"], &[("A", "sk-a")]).await;
+        ran.ok();
+        assert!(!ran.stderr.contains("base_url"), "{fine}: {ran:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_by_its_id_or_by_the_name_that_commands_print() {
+    let (_provider, lessor) = start().await;
+    let ask = |key: &str| lessor.ask(support::Request::get("/openai/v1/models").header("x-lessor-key", key));
+    for key in ["b", "openai/b"] {
+        assert_eq!(ask(key).await.header("x-lessor-key"), "b", "{key}");
+    }
+    let foreign = ask("anthropic/b").await;
+    foreign.is_error(400, "bad_request");
+    assert!(foreign.text().contains("this request is for `openai`") && foreign.text().contains("write `b`"));
+    ask("openai/b/c").await.is_error(400, "bad_request");
+}
+
+#[tokio::test]
+async fn status_says_of_a_key_with_many_rests_a_few_and_how_many_more_and_json_says_all() {
+    let provider = Provider::start(|seen| match seen.path() {
+        "/v1/chat/completions" => support::plays::rate_limited("60"),
+        _ => openai(seen),
+    })
+    .await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    for model in 0..7 {
+        lessor.ask(support::lessor::chat(&format!("gpt-{model}"))).await;
+    }
+    let rests = async || {
+        let rests = lessor.key("a").await["cooldowns"].as_array().unwrap().len();
+        (rests == 7).then_some(())
+    };
+    support::eventually("seven models rest", rests).await;
+    let page = lessor.cli(&["keys", "list"]).await;
+    assert_eq!(page.ok().matches("rate (429").count(), 4, "{page:?}");
+    assert!(page.stdout.contains("and 3 more: --json shows them"), "{page:?}");
+}

@@ -866,13 +866,50 @@ fn secret_files_are_read_from_beside_the_configuration_and_trimmed() {
     assert_eq!(config.keys[0].source, "file ./key.txt");
     assert!(!format!("{config:?}").contains(CANARY));
     let said = file("./empty.txt").unwrap_err();
-    assert!(said.contains("lessor.toml:4: keys[0].secret: the file ./empty.txt is empty"), "{said}");
+    let problem = format!("the file {} is empty", dir.path().join("empty.txt").display());
+    assert!(said.contains(&format!("lessor.toml:4: keys[0].secret: {problem}")), "{said}");
     assert!(file("/no/such/file").unwrap_err().contains("the file /no/such/file cannot be read: "));
     let said = load_file(&dir.path().join("none.toml")).unwrap_err().to_string();
     assert!(said.contains("none.toml: cannot be read: "), "{said}");
 }
 
 #[cfg(unix)]
+#[test]
+fn what_is_wrong_with_a_secret_file_is_told_with_its_path_and_what_may_be_a_key_is_no_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |file: &str| {
+        let text = format!("[[keys]]\nid = 'a'\nprovider = 'openai'\nsecret = {{ file = '{file}' }}\n");
+        std::fs::write(dir.path().join("lessor.toml"), text).unwrap();
+        load_file(&dir.path().join("lessor.toml")).unwrap_err().to_string()
+    };
+    std::fs::create_dir(dir.path().join("secrets")).unwrap();
+    for (file, content, problem) in [
+        ("secrets/openai-a", None, "cannot be read: No such file"),
+        ("secrets/openai-a", Some(""), "is empty"),
+        ("openai_2.key", Some("one\ntwo\n"), "holds more than one line"),
+        ("./key", Some(" x"), "begins or ends with a space"),
+    ] {
+        let path: std::path::PathBuf = dir.path().join(file).components().collect();
+        if let Some(content) = content {
+            std::fs::write(&path, content).unwrap();
+        }
+        for named in [file, path.to_str().unwrap()] {
+            let said = said(named);
+            let want = format!("the file {} {problem}", path.display());
+            assert!(said.contains(&want), "{want} is not in {said}");
+        }
+    }
+    for key in [
+        "0fe3a1c2-9b7d-4c21-8e5f-6a7b8c9d0e1f",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        "c29tZS1rZXk/aXMtaGVyZQ==",
+        "correct-horse-battery",
+    ] {
+        let said = said(key);
+        assert!(said.contains("the file that it names cannot be read") && !said.contains(key), "{said}");
+    }
+}
+
 #[test]
 fn a_secret_file_that_every_user_can_read_is_warned_of() {
     use std::os::unix::fs::PermissionsExt as _;

@@ -150,6 +150,31 @@ async fn a_certificate_of_a_foreign_ca_one_that_is_over_and_one_of_another_name_
     let said = Said::quick(&setup_of(&other).await, &[]).await;
     said.is("tls localhost", "fail", "is not for localhost: other.example");
     said.exits(1);
+    // A CA's own certificate as the server's is what a hand-made one often is.
+    let ca = provider().certified(Certificates::of_a_ca(&["localhost"])).start(by_key).await;
+    let lessor = setup_of(&ca).await;
+    let words = "the server shows the certificate of a CA as its own";
+    let said = Said::quick(&lessor, &[]).await;
+    said.is("tls localhost", "fail", words);
+    let refused = lessor.chat().await;
+    refused.is_error(502, "upstream_unreachable");
+    assert!(refused.text().contains(words) && !refused.text().contains("CaUsedAs"), "{}", refused.text());
+}
+
+#[tokio::test]
+async fn a_provider_that_is_not_served_is_told_with_those_that_are() {
+    let provider = good().await;
+    let lessor = setup_of(&provider).await;
+    let said = Said::quick(&lessor, &["--provider", "nosuch"]).await;
+    said.is(
+        "provider",
+        "fail",
+        "`nosuch` is no provider of this configuration, nor of the catalogue; served: openai",
+    );
+    said.is("provider", "fail", "correct the name after --provider");
+    said.exits(1);
+    let known = Said::quick(&lessor, &["--provider", "mistral"]).await;
+    known.is("provider", "fail", "set MISTRAL_API_KEY where there is no file");
 }
 
 async fn setup_of(provider: &Provider) -> Lessor {

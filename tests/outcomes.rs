@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::lessor::chat;
+use support::lessor::{chat, field};
 use support::plays::{
     anthropic, anthropic_error, invalid_key, openai, openai_error, rate_limited, wrong_organization,
 };
@@ -415,6 +415,10 @@ async fn a_maximum_that_the_provider_names_is_kept_to_by_all_keys_of_its_group()
     assert_eq!(provider.count(), 4);
     let text = lessor.cli(&["status"]).await;
     assert!(text.ok().contains("plan: at most 2 at once"), "{}", text.stdout);
+    let pool = text.stdout.lines().find(|line| line.starts_with("openai/default ")).expect("the pool's row");
+    assert!(pool.contains("/2 of 4"), "{pool}");
+    let pools = lessor.admin("/v1/pools").await.json();
+    assert_eq!(pools["pools"][0]["learned_concurrent_uses"], 2, "{pools}");
     gate.open();
     for answer in asking.into_iter().chain(ahead) {
         assert_eq!(answer.await.unwrap(), 200);
@@ -467,7 +471,9 @@ async fn only_a_code_that_names_the_key_or_lessors_own_check_makes_a_key_invalid
     let revoked = Arc::new(AtomicBool::new(false));
     let gone = Arc::clone(&revoked);
     let provider = Provider::start(move |seen| match seen.path().ends_with("/models") {
-        true if gone.load(Ordering::SeqCst) => Play::json(401, &openai_error("", "", "Unauthorized")),
+        true if gone.load(Ordering::SeqCst) => {
+            Play::json(401, &openai_error("", "invalid_api_key", "Unauthorized"))
+        }
         true => openai(seen),
         false => wrong_organization(),
     })
@@ -482,9 +488,30 @@ async fn only_a_code_that_names_the_key_or_lessors_own_check_makes_a_key_invalid
     })
     .await;
     revoked.store(true, Ordering::SeqCst);
-    lessor.cli(&["keys", "check", "openai/a"]).await;
+    let checked = lessor.cli(&["keys", "check", "openai/a"]).await;
+    let said = "openai/a is not good: the provider refuses the key (invalid, HTTP 401 invalid_api_key)";
+    assert_eq!((checked.code, checked.stdout.trim()), (Some(1), said));
     let a = lessor.key("a").await;
     assert_eq!((&a["status"], &a["reason"]), (&"invalid".into(), &"check".into()), "{a}");
+    // Who looks sees what the check was answered, and who reads the log is warned.
+    let status = lessor.cli(&["status"]).await;
+    assert!(status.ok().contains("check (401 invalid_api_key)"), "{status:?}");
+    let lines = lessor.log_lines();
+    let found =
+        |line: &&Value| field(line, "message").starts_with("lessor's own check found that this key is bad");
+    let line = lines.iter().find(found).expect("a line of it");
+    assert_eq!(
+        (field(line, "level"), field(line, "code")),
+        ("WARN".into(), "invalid_api_key".into()),
+        "{line}"
+    );
+    // What lifts less than this says so, and what to do.
+    let cleared = lessor.cli(&["keys", "clear", "openai/a"]).await;
+    cleared.ok();
+    assert!(
+        cleared.stderr.contains("openai/a is not lent: it is invalid; give it another secret"),
+        "{cleared:?}"
+    );
     eventually_within(ms(5000), "it is not lent", async || (lessor.chat().await.status == 503).then_some(()))
         .await;
 }
@@ -650,4 +677,29 @@ async fn the_log_tells_of_a_refusal_what_rests_and_how_long_the_store_lets_it() 
     assert_eq!(["class", "scope", "group", "key"].map(of), ["quota", "group", "org", "a"].map(Value::from));
     let rests = of("rests_ms").as_u64().unwrap();
     assert!((890_000..=900_000).contains(&rests), "fifteen minutes, which nobody named: {line}");
+}
+
+#[tokio::test]
+async fn a_check_of_a_good_key_that_rests_says_so_and_so_does_what_does_not_lend_it() {
+    let provider = Provider::start(|seen| match seen.path().ends_with("/models") {
+        true => openai(seen),
+        false => out_of_money(None),
+    })
+    .await;
+    let lessor = in_order(&provider, [Key::new("a")]).start().await;
+    assert_eq!(lessor.chat().await.status, 429);
+    eventually("it is exhausted", async || (lessor.status("a").await == "exhausted").then_some(())).await;
+    let rests = "it is exhausted; its rest goes on, and `lessor keys clear openai/a` lifts it";
+    let checked = lessor.cli(&["keys", "check", "openai/a"]).await;
+    assert!(checked.ok().contains("openai/a is good") && checked.ok().contains(rests), "{checked:?}");
+    let enabled = lessor.cli(&["keys", "enable", "openai/a"]).await;
+    enabled.ok();
+    assert!(enabled.stderr.contains(rests), "{enabled:?}");
+    let cleared = lessor.cli(&["keys", "clear", "openai/a"]).await;
+    cleared.ok();
+    assert_eq!(cleared.stderr, "", "it is lent again");
+    lessor.cli(&["keys", "disable", "openai/a"]).await.ok();
+    let cleared = lessor.cli(&["keys", "clear", "openai/a"]).await;
+    cleared.ok();
+    assert!(cleared.stderr.contains("it is disabled; `lessor keys enable openai/a`"), "{cleared:?}");
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
 use support::plays::{invalid_key, openai};
-use support::provider::ok;
+use support::provider::{Manners, ok};
 use support::redis::Redis;
 use support::{Gate, Key, Lessor, Play, Provider, Request, Setup, eventually, ms};
 
@@ -105,7 +105,7 @@ async fn a_request_that_waits_is_served_by_a_key_that_comes_meanwhile() {
 
 #[tokio::test]
 async fn a_file_that_is_wrong_changes_nothing_and_is_told_with_line_and_caret() {
-    let provider = Provider::start(openai).await;
+    let provider = examined_provider().await;
     let good = Setup::openai(&provider).key(Key::new("a"));
     let lessor = good.clone().start().await;
     let file = lessor.home().path().join("lessor.toml");
@@ -116,6 +116,19 @@ async fn a_file_that_is_wrong_changes_nothing_and_is_told_with_line_and_caret() 
     assert!(log.contains("did you mean `ttl`?") && log.contains('^'), "{log}");
     assert_eq!(lessor.chat().await.status, 200);
     assert_eq!(lessor.metric("lessor_config_reloads_total{result=\"refused\"}").await as u32, 1);
+    // It shows until it is corrected: in what is asked, what is told and what examines.
+    let refused = "the file on disk is refused since 2";
+    let status = lessor.cli(&["status"]).await;
+    assert!(status.ok().contains(refused) && status.ok().contains("did you mean `ttl`?"), "{status:?}");
+    let shown = lessor.admin("/v1/status").await.json();
+    let error = shown["config_refused"]["error"].as_str().unwrap();
+    assert!(shown["config_refused"]["since_ms"].as_u64() > Some(1_600_000_000_000), "{shown}");
+    assert!(error.contains("did you mean `ttl`?") && !error.contains('\n'), "{error}");
+    let told = lessor.cli(&["events", "--json"]).await;
+    assert!(told.ok().contains("\"event\":\"config_refused\""), "{told:?}");
+    let examined = examined(&lessor).await;
+    assert_eq!(examined["verdict"], "fail", "{examined}");
+    assert!(examined["found"].as_str().unwrap().contains(refused), "{examined}");
     // No file at all is as wrong.
     std::fs::remove_file(&file).unwrap();
     hang_up(&lessor);
@@ -123,11 +136,25 @@ async fn a_file_that_is_wrong_changes_nothing_and_is_told_with_line_and_caret() 
     assert_eq!(lessor.chat().await.status, 200);
     std::fs::write(&file, good.toml()).unwrap();
     says(&lessor, TAKEN).await;
+    assert!(!lessor.cli(&["status"]).await.ok().contains("refused since"));
+    assert_eq!(self::examined(&lessor).await, serde_json::Value::Null);
+}
+
+/// One that an examination may also ask for the time, without a key.
+async fn examined_provider() -> Provider {
+    Provider::builder().manners(Manners::Open).start(openai).await
+}
+
+/// What the sidecar's own examination says of the file on disk.
+async fn examined(lessor: &Lessor) -> serde_json::Value {
+    let checks = lessor.admin_post("/v1/doctor").await.json();
+    let checks = checks["checks"].as_array().unwrap().clone();
+    checks.into_iter().find(|check| check["check"] == "config on disk").unwrap_or_default()
 }
 
 #[tokio::test]
 async fn what_only_a_start_can_change_is_named_and_stays() {
-    let provider = Provider::start(openai).await;
+    let provider = examined_provider().await;
     let setup = Setup::openai(&provider).key(Key::new("a"));
     let lessor = setup.clone().start().await;
     let changed = setup
@@ -141,6 +168,11 @@ async fn what_only_a_start_can_change_is_named_and_stays() {
     for field in ["listen.proxy", "lease", "limits", "store"] {
         says(&lessor, &format!("{field} was changed; that counts from the next start")).await;
     }
+    let status = lessor.cli(&["status"]).await;
+    assert!(status.ok().contains("says something else of listen.proxy, store, lease, limits"), "{status:?}");
+    let examined = examined(&lessor).await;
+    assert_eq!(examined["verdict"], "warn", "{examined}");
+    assert!(examined["found"].as_str().unwrap().starts_with("listen.proxy, store,"), "{examined}");
     assert_eq!(lessor.chat().await.status, 200);
 }
 
@@ -165,7 +197,7 @@ async fn an_app_that_is_taken_out_is_cut_off_and_a_new_one_is_let_in() {
     lessor.ask(ask("token-of-the-jobs")).await.is_error(403, "app_unauthenticated");
     write(&lessor, &setup(&["web", "jobs"]));
     hang_up(&lessor);
-    says(&lessor, "\"apps_removed\":\"shop\"").await;
+    says(&lessor, "\"apps_removed\":\"shop\",\"sections\":\"apps.jobs\"").await;
     assert!(shop.whole().await.is_err(), "a cut stream must not look whole");
     assert!(tokio::time::timeout(ms(200), web.next()).await.is_err(), "the other app's stream runs on");
     lessor.ask(ask("token-of-the-shop")).await.is_error(403, "app_unauthenticated");
@@ -215,6 +247,7 @@ async fn a_provider_that_moves_is_asked_at_its_new_place_with_its_new_key() {
         assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
     }
     assert_eq!((old.count(), new.count()), (1, 5));
+    says(&lessor, "\"sections\":\"providers.openai\"").await;
     assert!(!lessor.log().contains("sk-new") && !lessor.log().contains("sk-old"));
 }
 
@@ -367,4 +400,51 @@ async fn two_sidecars_take_a_new_secret_at_different_times_and_none_fails() {
     retired.store(true, Ordering::Relaxed);
     all_served().await;
     assert!(provider.keys_seen().iter().rev().take(10).all(|key| key == "sk-second"));
+}
+
+#[tokio::test]
+async fn a_configuration_that_came_before_its_secret_is_taken_when_that_comes() {
+    let provider = Provider::start(openai).await;
+    let dir = tempfile::tempdir().unwrap();
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    let file = dir.path().join("later");
+    let config = lessor.home().path().join("lessor.toml");
+    std::fs::write(&config, with_secret_file(&provider, &file)).unwrap();
+    hang_up(&lessor);
+    says(&lessor, "the old one is kept").await;
+    let refused = lessor.admin("/v1/status").await.json()["config_refused"]["error"].to_string();
+    assert!(refused.contains(file.to_str().unwrap()), "{refused}");
+    // Empty is as wrong as none, and another reason.
+    std::fs::write(&file, "").unwrap();
+    says(&lessor, "later is empty").await;
+    std::fs::write(&file, "sk-later").unwrap();
+    says(&lessor, "\"rotated\":\"openai/a\"").await;
+    assert_eq!(lessor.chat().await.status, 200);
+    assert_eq!(provider.keys_seen(), ["sk-later"]);
+    assert_eq!(lessor.admin("/v1/status").await.json()["config_refused"], serde_json::Value::Null);
+}
+
+#[tokio::test]
+async fn what_was_changed_beside_the_keys_is_named_and_nothing_of_its_values() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a"));
+    let lessor = setup.clone().start().await;
+    let changed = setup
+        .set("queue.max_wait", "\"7s\"")
+        .set("retry.max_attempts", "2")
+        .set("timeouts.idle", "\"7m\"")
+        .set("ranking.jitter", "0")
+        .set("shutdown.grace", "\"7s\"")
+        .set("proxy.other_hosts", "\"deny\"")
+        .set("websocket.idle", "\"7m\"")
+        .set("scrub.compressed", "\"decode\"")
+        .set("admin.token", "{ env = \"SECRET_OPENAI_A\" }")
+        .set("pools.vip.fallback", "[\"default\"]");
+    write(&lessor, &changed);
+    hang_up(&lessor);
+    let names = "queue retry timeouts shutdown ranking proxy scrub websocket admin pools";
+    says(&lessor, &format!("\"changed\":\"\",\"apps_removed\":\"\",\"sections\":\"{names}\"")).await;
+    // Read once more, nothing is new.
+    hang_up(&lessor);
+    says(&lessor, "\"apps_removed\":\"\",\"sections\":\"\"").await;
 }

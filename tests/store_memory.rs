@@ -131,7 +131,16 @@ async fn the_present_secrets_rest_is_never_pushed_out_by_those_of_others() {
     world.lend_and_report("a", says(Class::Invalid)).await;
     for number in 2..9 {
         assert!(world.backend.pass(Duration::from_secs(1)).await);
-        world.set("a", StatusChange::CheckedBad(secret(number))).await;
+        world
+            .set(
+                "a",
+                StatusChange::CheckedBad {
+                    secret: secret(number),
+                    status: Some(401),
+                    code: Some("no_key".into()),
+                },
+            )
+            .await;
     }
     let why_not = async |number| {
         let mut ask = world.ask(["a"]);

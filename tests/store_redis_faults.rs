@@ -251,7 +251,11 @@ impl Sidecar {
         }
         let changes = [
             StatusChange::Clear,
-            StatusChange::CheckedBad(fingerprint()),
+            StatusChange::CheckedBad {
+                secret: fingerprint(),
+                status: Some(401),
+                code: Some("no_key".into()),
+            },
             StatusChange::CheckedGood(fingerprint()),
             StatusChange::Disable,
             StatusChange::Enable,

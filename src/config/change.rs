@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Config, KeyConfig};
+use super::{AppConfig, Config, KeyConfig};
 use crate::model::{AppName, KeyId, ProviderName, Secret};
 
 /// What comes of it when another configuration is read.
@@ -25,6 +25,8 @@ pub struct Change {
     pub enabled: Vec<(ProviderName, KeyId)>,
     /// Apps that are gone.
     pub apps_removed: Vec<AppName>,
+    /// What else is set otherwise and counts now: names of sections, of providers and of apps.
+    pub sections: Vec<String>,
 }
 
 impl Config {
@@ -56,6 +58,7 @@ impl Config {
             changed: named(those(&|old, key| !old.is_set_as(key))),
             enabled: enabled.into_iter().map(|key| (key.provider.clone(), key.id.clone())).collect(),
             apps_removed: gone.cloned().collect(),
+            sections: sections(self, &new),
             config: new,
         }
     }
@@ -110,6 +113,53 @@ impl KeyConfig {
     /// Whether the secret is the same, or there is none in both.
     fn has_secret_of(&self, other: &Self) -> bool {
         self.secret.as_ref().map(Secret::expose) == other.secret.as_ref().map(Secret::expose)
+    }
+}
+
+/// The names of what differs beside the keys.
+fn sections(old: &Config, new: &Config) -> Vec<String> {
+    let token = |config: &Config| config.admin_token.as_ref().map(|token| token.expose().to_owned());
+    let proxy = |config: &Config| (config.proxy.clone(), config.intercept);
+    let differs = [
+        ("listen", old.listen != new.listen),
+        ("queue", old.queue != new.queue),
+        ("retry", old.retry != new.retry),
+        ("timeouts", old.timeouts != new.timeouts),
+        ("shutdown", old.shutdown_grace != new.shutdown_grace),
+        ("ranking", old.ranking != new.ranking),
+        ("proxy", proxy(old) != proxy(new)),
+        ("scrub", old.compressed != new.compressed),
+        ("websocket", old.websocket != new.websocket),
+        ("admin", token(old) != token(new)),
+        ("pools", old.pools != new.pools),
+    ];
+    let sections = differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned());
+    // One that comes or goes with its keys is told by them.
+    let told = |name: &ProviderName| old.keys.iter().chain(&new.keys).any(|key| key.provider == *name);
+    let both: BTreeSet<&ProviderName> = old.providers.keys().chain(new.providers.keys()).collect();
+    let providers =
+        both.into_iter().filter(|name| match (old.providers.get(*name), new.providers.get(*name)) {
+            (Some(old), Some(new)) => old != new,
+            _ => !told(name),
+        });
+    let is_same = |app: &&AppConfig| old.apps.iter().any(|before| before.is_as(app));
+    let apps = new.apps.iter().filter(|app| !is_same(app)).map(|app| format!("apps.{}", app.name));
+    sections.chain(providers.map(|name| format!("providers.{name}"))).chain(apps).collect()
+}
+
+impl AppConfig {
+    /// Whether all of it is the same.
+    fn is_as(&self, other: &Self) -> bool {
+        let Self { name, token, uid, pools, providers } = self;
+        let token = token.as_ref().map(Secret::expose);
+        (name, token, uid, pools, providers)
+            == (
+                &other.name,
+                other.token.as_ref().map(Secret::expose),
+                &other.uid,
+                &other.pools,
+                &other.providers,
+            )
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -65,6 +66,14 @@ impl fmt::Display for Mistake {
 pub struct ConfigError {
     /// At least one.
     pub mistakes: Vec<Mistake>,
+    /// The files that it names, as far as it could be read: one of them may be what is missing.
+    pub files: Vec<PathBuf>,
+}
+
+impl ConfigError {
+    pub(super) fn of(mistakes: Vec<Mistake>) -> Self {
+        Self { mistakes, files: Vec::new() }
+    }
 }
 
 impl fmt::Display for ConfigError {
@@ -359,9 +368,17 @@ pub(super) fn is_plain_variable(name: &str) -> bool {
         && (name.contains('_') || name.len() <= 16)
 }
 
-/// Whether `path` may be repeated as a secret file's: a raw key pasted there must not be.
+/// Whether `path` may be repeated as a secret file's: a raw key pasted there must not be. A relative path is
+/// known by words that are short, for in a key they are long or mixed.
 pub(super) fn is_plain_path(path: &str) -> bool {
-    ["/", "./", "../"].iter().any(|start| path.starts_with(start))
+    let is_word = |word: &str| {
+        let (letters, digits) = (|b: u8| b.is_ascii_alphabetic(), |b: u8| b.is_ascii_digit());
+        let all = |test: fn(u8) -> bool, most| word.len() <= most && word.bytes().all(test);
+        all(letters, 16) || all(digits, 4) || all(|b| b.is_ascii_alphanumeric(), 3)
+    };
+    let is_relative =
+        path.contains(['/', '.']) && !looks_secret(path) && path.split(['/', '.', '_', '-']).all(is_word);
+    ["/", "./", "../"].iter().any(|start| path.starts_with(start)) || is_relative
 }
 
 /// Whether the text has a known key's prefix, the shape of one, or is a URL that may carry a password.

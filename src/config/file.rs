@@ -44,7 +44,7 @@ pub fn load_listen(path: &Path) -> Result<Listen, ConfigError> {
     let tree = parse(&text, &name)?;
     let page = Page::new(Source::new(&name, &text, &tree), dir_of(path), &|_| None);
     let listen = sections::listen(&page, &Table::lenient_root(&page, &tree).section("listen"), false);
-    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    page.close().map_err(ConfigError::of)?;
     Ok(listen)
 }
 
@@ -58,7 +58,7 @@ pub fn load_app_token(path: &Path, name: &str) -> Result<Option<Secret>, ConfigE
     let apps = names_of(&Table::lenient_root(&page, &tree), "apps");
     let app = apps.get(name).and_then(|field| field.open_table());
     let token = app.and_then(|app| app.secret("token")).map(|(token, ..)| token);
-    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    page.close().map_err(ConfigError::of)?;
     Ok(token)
 }
 
@@ -69,21 +69,21 @@ pub fn load_provider(path: &Path, name: &str) -> Result<Option<Arc<Provider>>, C
     let tree = parse(&text, &file)?;
     let page = Page::new(Source::new(&file, &text, &tree), dir_of(path), &|_| None);
     let providers = Providers::read(&page, &names_of(&Table::lenient_root(&page, &tree), "providers"));
-    page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    page.close().map_err(ConfigError::of)?;
     Ok(providers.all.get(name).cloned())
 }
 
 fn read_file(path: &Path) -> Result<(String, String), ConfigError> {
     let name = path.display().to_string();
-    let refuse = |problem: String| ConfigError { mistakes: vec![Mistake::of(&name, problem)] };
+    let refuse = |problem: String| ConfigError::of(vec![Mistake::of(&name, problem)]);
     let bytes = std::fs::read(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
     let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8 text".into()))?;
     Ok((name, text))
 }
 
 fn parse<'t>(text: &'t str, name: &str) -> Result<DeTable<'t>, ConfigError> {
-    let tree = DeTable::parse(text)
-        .map_err(|error| ConfigError { mistakes: vec![syntax_mistake(name, text, &error)] })?;
+    let tree =
+        DeTable::parse(text).map_err(|error| ConfigError::of(vec![syntax_mistake(name, text, &error)]))?;
     Ok(tree.into_inner())
 }
 
@@ -106,7 +106,8 @@ fn load(
     config.secret_variables = page.secret_variables();
     config.files = page.files();
     let commands = page.commands();
-    config.warnings = page.close().map_err(|mistakes| ConfigError { mistakes })?;
+    let refused = |mistakes| ConfigError { mistakes, files: config.files.clone() };
+    config.warnings = page.close().map_err(refused)?;
     Ok((config, commands))
 }
 

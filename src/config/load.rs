@@ -110,7 +110,7 @@ async fn read(source: &ConfigSource, given: Arc<Given>) -> Result<(Config, Vec<S
             ConfigSource::File(path) => path.display().to_string(),
             ConfigSource::Environment => zero::ORIGIN.to_owned(),
         };
-        ConfigError { mistakes: vec![Mistake::of(&name, problem)] }
+        ConfigError::of(vec![Mistake::of(&name, problem)])
     };
     match tokio::time::timeout(READ, reading).await {
         Ok(Ok(read)) => read,

@@ -21,6 +21,7 @@ mod change;
 mod checks;
 mod commands;
 mod defaults;
+mod disk;
 mod errors;
 mod fields;
 mod file;
@@ -41,6 +42,7 @@ mod zero;
 
 pub use ca::CaFiles;
 pub use change::Change;
+pub use disk::{OnDisk, Refused};
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};
 pub use format::{Format, Unfilled};
@@ -343,7 +345,7 @@ impl Alpn {
 }
 
 /// `[websocket]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WebSocketConfig {
     /// Without a byte either way, pings included.
     pub idle: Duration,

@@ -146,6 +146,7 @@ fn compile(
         }
     };
     take_over_denied_paths(&mut provider);
+    warn_of_doubled_path(page, &table.path, &provider, base);
     if let (Some(file), Some(path)) = (table.get("ca_file"), provider.ca_file.as_mut()) {
         *path = page.path_to_read(&path.to_string_lossy());
         if let Err(e) = std::fs::File::open(&path) {
@@ -153,6 +154,31 @@ fn compile(
         }
     }
     Some(provider)
+}
+
+/// Warns where the provider's own paths begin with what its base URL ends with: the app sends that already.
+fn warn_of_doubled_path(page: &Page<'_>, table: &str, provider: &Provider, base: Option<&Provider>) {
+    let is_bare = |base: &&Provider| base.base_url.path() == "/";
+    let said = provider.base_url.path().trim_end_matches('/');
+    let Some(base) = base.filter(is_bare).filter(|_| provider.base_url_is_users && !said.is_empty()) else {
+        return;
+    };
+    let begins =
+        |path: &str| path.strip_prefix(said).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let mut documented = base
+        .check
+        .iter()
+        .map(|check| check.path.as_str())
+        .chain(base.env_base_url.iter().map(|one| one.path.as_str()));
+    if !documented.any(begins) {
+        return;
+    }
+    let (name, url) = (&provider.name, provider.base_url.to_string());
+    let url = url.trim_end_matches('/');
+    page.warn(format!(
+        "{table}.base_url ends with {said}, with which the paths of {name} begin, too: /{name}{said}/… goes to \
+         {url}{said}/…; leave {said} out"
+    ));
 }
 
 /// Whoever gives a catalogue provider's host a name of his own still may not mint keys there.

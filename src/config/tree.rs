@@ -449,8 +449,13 @@ impl<'p> Field<'p> {
 
     fn secret_of_file(&self, owner: &Field<'_>, shape: &Shape) -> Option<(Secret, String, Span)> {
         let name = self.text()?;
-        let called = if is_plain_path(name) { name } else { "that it names" };
-        match secrets::read(&self.page.path_to_read(name), shape) {
+        let path = self.page.path_to_read(name);
+        let called = if is_plain_path(name) {
+            path.components().collect::<PathBuf>().display().to_string()
+        } else {
+            "that it names".to_owned()
+        };
+        match secrets::read(&path, shape) {
             Ok((secret, warning)) => {
                 let source = format!("file {name}");
                 if let Some(warning) = warning {

@@ -34,7 +34,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
         found.mistakes.push(Mistake::of(ORIGIN, nothing_found(&found.warnings)));
     }
     if !found.mistakes.is_empty() {
-        return Err(ConfigError { mistakes: found.mistakes });
+        return Err(ConfigError::of(found.mistakes));
     }
     let mut all = catalogue::builtin().clone();
     all.extend(found.providers.iter().map(|(name, provider)| (name.clone(), provider.clone())));

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::config::{Address, Config};
+use crate::config::{Address, Config, OnDisk};
 use crate::control::doctor::{Tools, inside};
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -43,6 +43,7 @@ mod answers;
 mod changes;
 mod events;
 mod gate;
+mod not_lent;
 mod pages;
 mod seen;
 mod socket;
@@ -50,6 +51,7 @@ mod socket;
 use answers::{Refusal, described, text};
 use events::Following;
 use gate::{Door, admit};
+pub use not_lent::not_lent;
 pub use seen::{
     AppSeen, CaSeen, CheckResult, LeaseSeen, PoolView, RankSeen, RankingSeen, Status, StoreSeen, TermsSeen,
 };
@@ -79,6 +81,8 @@ const STOP: Duration = Duration::from_secs(3);
 
 /// The store's clock when the answer was made, in ms: what the times in it are measured against.
 pub const NOW: HeaderName = HeaderName::from_static("x-lessor-now-ms");
+/// The proxy listeners of the sidecar that answers, for whoever may have reached another than the one he means.
+pub const PROXY: HeaderName = HeaderName::from_static("x-lessor-proxy");
 /// What the 404 says.
 const WHAT_EXISTS: &str = "GET /healthz, /readyz, /metrics, /openapi.json, /v1/status, /v1/pools, /v1/keys, /v1/leases, /v1/apps, \
      /v1/events, /v1/ca, /v1/environment; POST /v1/keys/{provider}/{id}/disable, /enable, /drain, /check, /clear; \
@@ -116,6 +120,8 @@ pub trait Hands: Send + Sync + 'static {
 pub struct AdminState {
     /// What lessor runs by now.
     pub config: Arc<ArcSwap<Config>>,
+    /// How the file on disk stands to that.
+    pub on_disk: Arc<ArcSwap<OnDisk>>,
     /// Where pools and leases live.
     pub store: Arc<dyn Store>,
     /// This sidecar, as leases in the store name it.
@@ -290,6 +296,11 @@ where
         .into_response(),
     };
     let headers = answer.headers_mut();
+    let proxy = state.proxy_addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    // A socket's path may hold what no header can.
+    if let Ok(proxy) = HeaderValue::try_from(proxy) {
+        headers.insert(PROXY, proxy);
+    }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer

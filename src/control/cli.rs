@@ -136,7 +136,8 @@ pub struct Options {
     /// Print JSON: the admin API's answers, or (`run`) the log.
     #[arg(long, global = true)]
     pub json: bool,
-    /// The sidecar to ask: http://HOST:PORT, or the path of its admin socket.
+    /// The sidecar to ask: http://HOST:PORT, or the path of its admin socket. Over http, changes need the admin
+    /// token, in LESSOR_ADMIN_TOKEN.
     #[arg(long, global = true, value_name = "URL-or-socket", env = "LESSOR_ADMIN")]
     admin: Option<String>,
     /// The configuration file.
@@ -382,6 +383,8 @@ pub enum Missing {
     Nobody(String),
     /// One was named and is not there, or it said no.
     Failed(String, Exit),
+    /// The configuration file that was named does not say where one is.
+    Unread(String),
 }
 
 /// What the running sidecar serves. `listen` as for [`client`].
@@ -409,6 +412,7 @@ where
         parsed(&answer).map_err(|cause| Failure::Nonsense { from, cause: cause.to_string() })
     };
     asked.await.map_err(|failure| match failure {
+        Failure::Unread(why) => Missing::Unread(why),
         Failure::Unreachable(_) if options.admin().is_none() => Missing::Nobody(failure.to_string()),
         _ => Missing::Failed(failure.to_string(), failure.exit()),
     })
@@ -441,11 +445,14 @@ const STORE: &str = "store_unavailable";
 enum Failure {
     #[error("{0}")]
     Usage(String),
+    /// The configuration file does not say where a sidecar is.
+    #[error("{0}")]
+    Unread(String),
     #[error("no sidecar answers\n{}start one with `lessor run`, or say where it is: --admin URL-or-socket, \
              LESSOR_ADMIN, or --config FILE", listed(.0))]
     Unreachable(Vec<Tried>),
-    #[error("{message} ({code})")]
-    Refused { code: String, message: String, json: String },
+    #[error("{message} ({code}, says {from})")]
+    Refused { code: String, message: String, from: String, json: String },
     #[error(
         "the sidecar could not write its CA's files, as its log says; `lessor ca print` shows the certificate"
     )]
@@ -457,7 +464,7 @@ enum Failure {
 impl Failure {
     fn exit(&self) -> Exit {
         match self {
-            Self::Usage(_) => Exit::Usage,
+            Self::Usage(_) | Self::Unread(_) => Exit::Usage,
             Self::Unreachable(_) => Exit::Unreachable,
             Self::Refused { code, .. } if code == STORE => Exit::StoreFailed,
             Self::Refused { .. } | Self::Nonsense { .. } | Self::NoCaFile => Exit::Failed,
@@ -510,7 +517,15 @@ where
     } else {
         shown
     };
+    let note = note.or_else(|| unlent(ask, &answer));
     Ok(Page { text, note, exit })
+}
+
+/// What a person should know who just changed a key and finds it not lent all the same.
+fn unlent(ask: &Ask, answer: &Answer) -> Option<String> {
+    let Ask::Keys(Keys::Enable { key } | Keys::Clear { key }) = ask else { return None };
+    let why = admin::not_lent(&parsed(answer).ok()?)?;
+    Some(format!("{}/{} is not lent: {why}", key.provider, key.id))
 }
 
 /// The call of the admin API that answers it.
@@ -551,12 +566,17 @@ where
     if let Some(admin) = options.admin() {
         return Ok(vec![Endpoint::named(admin).map_err(Failure::Usage)?]);
     }
-    let (proxies, tcp) = match options.config() {
+    let (proxies, tcp, of) = match options.config() {
         Some(file) => {
-            let listen = listen(file).map_err(Failure::Usage)?;
-            (listen.proxy, listen.admin)
+            let listen = listen(file).map_err(Failure::Unread)?;
+            // Which port a free one became is not known here.
+            let is_known = |proxy: &Address| !matches!(proxy, Address::Tcp(at) if at.port() == 0);
+            let of =
+                listen.proxy.iter().filter(|_| listen.proxy.iter().all(is_known)).map(ToString::to_string);
+            let of = of.collect();
+            (listen.proxy, listen.admin, of)
         }
-        None => (vec![local(8321)], local(8322)),
+        None => (vec![local(8321)], local(8322), Vec::new()),
     };
     let mut sockets: Vec<PathBuf> = proxies.iter().flat_map(socket_paths).collect();
     if let Address::Unix(path, _) = &tcp {
@@ -565,7 +585,7 @@ where
     let mut doors: Vec<_> = sockets.into_iter().map(|path| Endpoint::Unix { path, named: false }).collect();
     if let Address::Tcp(at) = tcp {
         let host = if at.ip().is_unspecified() { format!("127.0.0.1:{}", at.port()) } else { at.to_string() };
-        doors.push(Endpoint::Tcp { at: host, named: false });
+        doors.push(Endpoint::Tcp { at: host, named: false, of });
     }
     Ok(doors)
 }
@@ -594,9 +614,10 @@ fn refused(answer: &Answer, token: bool) -> Failure {
         message: String,
     }
     let json = String::from_utf8_lossy(&answer.body).into_owned();
+    let from = answer.from.clone();
     let Ok(Shape { error: Error { code, message } }) = serde_json::from_str(&json) else {
         let message = format!("HTTP {}; is this lessor's admin listener?", answer.status.as_u16());
-        return Failure::Refused { code: "not_lessor".into(), message, json };
+        return Failure::Refused { code: "not_lessor".into(), message, from, json };
     };
     let hint = match (answer.status, token) {
         (StatusCode::UNAUTHORIZED, true) => "; LESSOR_ADMIN_TOKEN is not its token",
@@ -604,7 +625,7 @@ fn refused(answer: &Answer, token: bool) -> Failure {
         _ => "",
     };
     let message = tables::plain(&format!("{message}{hint}"));
-    Failure::Refused { code: tables::plain(&code), message, json }
+    Failure::Refused { code: tables::plain(&code), message, from, json }
 }
 
 /// The answer for people; also decides how the command ends.

@@ -131,6 +131,7 @@ fn ready(
     let (served, config) = match running {
         Ok(served) => (served, None),
         Err(Missing::Failed(why, exit)) => return Err(ExecError::Missing(why, exit)),
+        Err(Missing::Unread(why)) => return Err(ExecError::Missing(why, Exit::Usage)),
         Err(Missing::Nobody(_)) => {
             let config = settings()?; // mistakes in it are told here, where they can be told well
             // Before the start: an app that is not known needs no sidecar.
@@ -164,6 +165,7 @@ pub fn env(env: &Env, options: &Options, running: Result<Served, Missing>) -> Ex
     let found = match running {
         Ok(served) => planned(&env.how, options, &served, None),
         Err(Missing::Failed(why, exit)) => Err(ExecError::Missing(why, exit)),
+        Err(Missing::Unread(why)) => Err(ExecError::Missing(why, Exit::Usage)),
         Err(Missing::Nobody(why)) => Err(ExecError::Missing(why, Exit::Unreachable)),
     };
     match found {

@@ -34,6 +34,8 @@ pub struct CheckOutcome {
     pub status: Option<u16>,
     /// What it says about the key.
     pub class: Class,
+    /// The code or type in its body that decided.
+    pub code: Option<Arc<str>>,
     /// The same for people.
     pub message: String,
 }
@@ -80,7 +82,10 @@ impl Checks {
         let this = self.clone();
         self.0.tasks.spawn(async move {
             let found = this.run(&provider, &key).await;
-            tracing::info!(%provider, %key, ok = found.ok, status = found.status, "checked a doubted key: {}", found.message);
+            // What is bad is told where it is applied, whoever asked for the check.
+            if found.class != Class::Invalid {
+                tracing::info!(%provider, %key, ok = found.ok, status = found.status, "checked a doubted key: {}", found.message);
+            }
             tokio::time::sleep(PAUSE).await;
             this.0.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&mark);
         });
@@ -141,7 +146,17 @@ impl Checks {
         let key = &known.config.id;
         let change = match (found.class, known.fingerprint()) {
             (Class::Success, Some(fingerprint)) => StatusChange::CheckedGood(fingerprint),
-            (Class::Invalid, Some(fingerprint)) => StatusChange::CheckedBad(fingerprint),
+            (Class::Invalid, Some(secret)) => {
+                tracing::warn!(
+                    %provider,
+                    %key,
+                    status = found.status,
+                    code = found.code.as_deref(),
+                    "lessor's own check found that this key is bad; it is not lent before it has another secret, or \
+                     `lessor keys check` finds it good"
+                );
+                StatusChange::CheckedBad { secret, status: found.status, code: found.code.clone() }
+            }
             _ => return,
         };
         if let Err(error) = self.0.store.set_status(provider.clone(), key.clone(), change).await {
@@ -155,7 +170,7 @@ impl Checks {
 /// not allowed to make this very request.
 fn judged(reply: &Reply) -> CheckOutcome {
     let outcome = reply.outcome();
-    let status = outcome.status;
+    let (status, code) = (outcome.status, outcome.code.clone());
     let (ok, class, message) = match outcome.class {
         Class::Success => (true, Class::Success, "the provider takes the key".to_owned()),
         Class::Invalid if outcome.proven || status == Some(401) => {
@@ -167,11 +182,11 @@ fn judged(reply: &Reply) -> CheckOutcome {
             format!("nothing learned: {}", class.as_str()),
         ),
     };
-    CheckOutcome { ok, status, class, message }
+    CheckOutcome { ok, status, class, code, message }
 }
 
 fn nothing(message: String) -> CheckOutcome {
-    CheckOutcome { ok: false, status: None, class: Class::Network, message }
+    CheckOutcome { ok: false, status: None, class: Class::Network, code: None, message }
 }
 
 fn check_target(base: &Uri, path: &str) -> Result<Uri, String> {

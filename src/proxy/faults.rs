@@ -9,6 +9,7 @@ use crate::lease::{AcquireError, Lost};
 use crate::model::{Code, Fault};
 use crate::route::Route;
 use crate::route::ring::ModelKnown;
+use crate::words::of_tls;
 
 /// When nothing better is known.
 const SOON: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ pub(super) fn of_send(error: &SendError) -> Fault {
             Code::UpstreamUnreachable
         }
     };
-    Fault::new(code, chain(error))
+    Fault::new(code, of_tls(&chain(error)))
 }
 
 pub(super) fn of_body(fault: BodyFault) -> Fault {

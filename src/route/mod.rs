@@ -12,7 +12,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Uri, Version, request::Parts};
 
 use crate::config::{AppConfig, Config, ModelAfter, Provider};
-use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, Site};
+use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, ProviderName, Site};
 
 pub mod apps;
 mod connect;
@@ -373,7 +373,7 @@ impl Routes {
         }
         denied::refuse_denied(&keys.provider, target.path(), &path)?;
         let pool = self.pool_for(&head.headers, app, &keys)?;
-        let pinned = steer::<KeyId>(&head.headers, "x-lessor-key")?;
+        let pinned = pinned(&head.headers, provider)?;
         let max_wait = match text_of(&head.headers, "x-lessor-max-wait")? {
             Some(text) => parse_wait(text)?,
             None => self.config.queue.max_wait,
@@ -627,6 +627,23 @@ fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(
 ) -> Result<Option<T>, Fault> {
     let Some(text) = text_of(headers, name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
+}
+
+/// The key that the request asks for: its id, or `provider/id` as commands name it.
+fn pinned(headers: &HeaderMap, of: &ProviderName) -> Result<Option<KeyId>, Fault> {
+    let name = "x-lessor-key";
+    let Some(text) = text_of(headers, name)? else { return Ok(None) };
+    let Some((provider, id)) = text.split_once('/') else { return steer(headers, name) };
+    match id.parse() {
+        Ok(id) if provider == of.as_str() => Ok(Some(id)),
+        Ok::<KeyId, _>(id) => Err(Fault::new(
+            Code::BadRequest,
+            format!(
+                "{name}: this request is for `{of}`, and `{text}` is no key of that; write `{id}` for one of `{of}`"
+            ),
+        )),
+        Err(error) => Err(Fault::new(Code::BadRequest, format!("{name}: {error}"))),
+    }
 }
 
 /// `500ms`, `3s`, or whole seconds; at most [`LONGEST_WAIT`].

@@ -314,8 +314,15 @@ pub enum StatusChange {
     Drain,
     /// Switch on; also lifts `invalid`, keeps cooldowns.
     Enable,
-    /// lessor's own check was refused with this secret.
-    CheckedBad(Fingerprint),
+    /// lessor's own check was refused.
+    CheckedBad {
+        /// With this secret.
+        secret: Fingerprint,
+        /// The answer's status.
+        status: Option<u16>,
+        /// The code or type in its body that decided.
+        code: Option<Arc<str>>,
+    },
     /// lessor's own check passed with this secret: lifts `invalid`, and rests set on doubt.
     CheckedGood(Fingerprint),
     /// Lift every cooldown of the key, and of its group, by hand; keeps `invalid`.

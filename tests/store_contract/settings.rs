@@ -98,11 +98,23 @@ pub async fn clearing_lifts_what_was_learned_of_a_groups_uses(world: World<impl 
 pub async fn a_failed_check_makes_the_key_invalid_with_that_secret_alone(world: World<impl Backend>) {
     world.keys([("a", 4)]).await;
     let old = world.lend("a").await;
-    world.set("a", StatusChange::CheckedBad(secret(2))).await;
+    world
+        .set(
+            "a",
+            StatusChange::CheckedBad { secret: secret(2), status: Some(401), code: Some("no_key".into()) },
+        )
+        .await;
     assert_eq!(world.status("a").await, KeyStatus::Available);
-    world.set("a", StatusChange::CheckedBad(secret(1))).await;
+    world
+        .set(
+            "a",
+            StatusChange::CheckedBad { secret: secret(1), status: Some(401), code: Some("no_key".into()) },
+        )
+        .await;
     let view = world.view("a").await;
     assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::Invalid, Some("check")));
+    let seen = view.evidence.map(|seen| (seen.status, seen.code));
+    assert_eq!(seen, Some((Some(401), Some("no_key".into()))), "what the check was answered");
     world.report(&old, says(Class::Success)).await;
     assert_eq!(world.why_not_key("a").await, Reason::Unusable(KeyStatus::Invalid));
     world.set("a", StatusChange::CheckedGood(secret(1))).await;

@@ -446,6 +446,16 @@ impl Certificates {
         Self::made(names, |_| {})
     }
 
+    /// A CA's own, shown as a server's.
+    pub fn of_a_ca(names: &[&str]) -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut ca = rcgen::CertificateParams::new(names).unwrap();
+        ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let cert = ca.self_signed(&key).unwrap();
+        Self { ca_pem: cert.pem(), cert, key }
+    }
+
     /// The same, over since yesterday.
     pub fn expired(names: &[&str]) -> Self {
         let day = Duration::from_secs(86_400);

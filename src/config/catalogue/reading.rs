@@ -142,8 +142,9 @@ fn parse_status(raw: &RawStatus) -> Result<StatusRange, String> {
         RawStatus::Range(text) => parse_range(text)
             .ok_or_else(|| format!("has `{text}`, must be a status or a range such as \"500-599\""))?,
     };
-    if !(400..=999).contains(&first) || !(first..=999).contains(&last) {
-        return Err(format!("has {first}-{last}; answers are read from status 400 up"));
+    if !(400..=599).contains(&first) || !(first..=599).contains(&last) {
+        let shown = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        return Err(format!("has {shown}; rules read answers of status 400 to 599"));
     }
     Ok(StatusRange(first, last))
 }

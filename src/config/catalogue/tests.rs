@@ -192,6 +192,8 @@ fn every_mistake_is_named_with_its_field() {
         ("rules = [{ class = 'rate' }]", "rules.0.status"),
         ("rules = [{ status = 200, class = 'rate' }]", "rules.0.status"),
         ("rules = [{ status = '599-500', class = 'rate' }]", "rules.0.status"),
+        ("rules = [{ status = 600, class = 'rate' }]", "rules.0.status"),
+        ("rules = [{ status = '500-600', class = 'rate' }]", "rules.0.status"),
         ("rules = [{ status = 429, phrase = '', class = 'rate' }]", "rules.0.phrase"),
         ("rules = [{ status = 429, field = '/a', class = 'rate' }]", "rules.0.field"),
         ("rules = [{ code = 'x', field = 'a', class = 'rate' }]", "rules.0.field"),

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use http::StatusCode;
 
 use super::answers::{Path, Query, Refusal};
-use super::{AdminState, Answered, Asked, CALL, bounded, listed};
+use super::{AdminState, Answered, Asked, CALL, bounded, listed, not_lent};
 use crate::control::doctor::Examined;
 use crate::control::doctor::inside::{self, Patient, Wanted};
 use crate::events::What;
@@ -76,7 +76,12 @@ async fn change(
 
 pub(super) async fn check(State(state): Asked, Path((provider, key)): Path<(String, String)>) -> Answered {
     let (provider, key) = state.find(&provider, &key)?;
-    let result = state.hands.check(&provider, &key).await;
+    let mut result = state.hands.check(&provider, &key).await;
+    if result.ok
+        && let Ok(seen) = bounded(CALL, state.store.snapshot(provider.clone())).await
+    {
+        result.note = seen.keys.iter().find(|seen| seen.id == key).and_then(not_lent);
+    }
     Ok(state.json(StatusCode::OK, &result))
 }
 
@@ -118,6 +123,7 @@ pub(super) async fn examine(State(state): Asked, Query(wanted): Query<Wanted>) -
     }
     let patient = Patient {
         config: state.config.load_full(),
+        on_disk: state.on_disk.load_full(),
         store: Ok(state.store.clone()),
         proxy: state.proxy_addresses.first().cloned(),
         tools: state.hands.doctors_tools(),

@@ -14,8 +14,8 @@ use super::answers::{ERROR, Query, Refusal};
 use super::seen::{LeaseSeen, PoolView, Status, StoreSeen};
 use super::{AdminState, Answered, Asked, CALL, PROBE, bounded, socket_path};
 use crate::control::environment::Served;
-use crate::model::{KeyStatus, PoolName, ProviderName};
-use crate::store::{Snapshot, StoreError};
+use crate::model::{GroupName, KeyStatus, PoolName, ProviderName};
+use crate::store::{KeyView, Snapshot, StoreError};
 
 /// Why not to send work here; an empty list is ready.
 #[derive(Serialize)]
@@ -53,6 +53,7 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         Ok(seen) => (seen, None),
         Err(cause) => (BTreeMap::new(), Some(cause)),
     };
+    let on_disk = state.on_disk.load();
     let page = Status {
         version: state.version.into(),
         uptime_seconds: state.started.elapsed().as_secs(),
@@ -60,6 +61,8 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         reasons,
         draining: state.draining.load(Ordering::Relaxed),
         config: state.config.load().origin.clone(),
+        config_refused: on_disk.refused.clone(),
+        needs_restart: on_disk.needs_restart.iter().map(ToString::to_string).collect(),
         store: StoreSeen {
             kind: state.store.kind().into(),
             url: state.config.load().store.url.to_string(),
@@ -182,11 +185,18 @@ impl AdminState {
                 available: 0,
                 in_use: 0,
                 max_concurrent_uses: 0,
+                learned_concurrent_uses: None,
             });
             pool.keys += 1;
             pool.available += usize::from(key.status == KeyStatus::Available);
             pool.in_use = pool.in_use.saturating_add(key.in_use);
             pool.max_concurrent_uses = pool.max_concurrent_uses.saturating_add(key.max_concurrent_uses);
+        }
+        for ((provider, name), pool) in &mut pools {
+            let keys = seen.get(*provider).into_iter().flat_map(|seen| &seen.keys);
+            let learned = learned(keys.filter(|key| key.pool == **name));
+            pool.learned_concurrent_uses =
+                Some(learned).filter(|learned| *learned < pool.max_concurrent_uses);
         }
         pools.into_values().collect()
     }
@@ -196,4 +206,21 @@ impl AdminState {
         let all = seen.values().flat_map(|seen| seen.leases.iter().cloned());
         all.map(|lease| LeaseSeen { own: lease.owner == self.owner, lease }).collect()
     }
+}
+
+/// How many uses these keys have at once by what answers taught of each and of their groups.
+fn learned<'k>(keys: impl Iterator<Item = &'k KeyView>) -> u32 {
+    let mut groups: BTreeMap<&GroupName, (u32, u32)> = BTreeMap::new();
+    let mut alone = 0_u32;
+    for key in keys {
+        let own = key.learned_concurrent_uses.unwrap_or(u32::MAX).min(key.max_concurrent_uses);
+        match key.group.as_ref().zip(key.group_concurrent_uses) {
+            Some((group, most)) => {
+                let (uses, _) = groups.entry(group).or_insert((0, most));
+                *uses = uses.saturating_add(own);
+            }
+            None => alone = alone.saturating_add(own),
+        }
+    }
+    groups.into_values().fold(alone, |all, (uses, most)| all.saturating_add(uses.min(most)))
 }

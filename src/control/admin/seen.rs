@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Refused;
 use crate::model::{AppName, KeyId, OwnerId, PoolName, ProviderName};
 use crate::store::{KeyView, LeaseView};
 
@@ -43,10 +44,16 @@ pub struct CheckResult {
     pub ok: bool,
     /// The answer's status; `None` when none came.
     pub status: Option<u16>,
+    /// The code or type in its body that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
     /// What the answer says about the key.
     pub class: String,
     /// For people.
     pub message: String,
+    /// Why a good key is not lent all the same, and what lends it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// `GET /v1/status`. Lists are those of the other pages, taken at one time, and so of all sidecars that share
@@ -65,6 +72,12 @@ pub struct Status {
     pub draining: bool,
     /// Where the configuration came from.
     pub config: String,
+    /// Why the file on disk is not taken, where it is not.
+    #[serde(default)]
+    pub config_refused: Option<Refused>,
+    /// Fields that were changed on disk and count from the next start only.
+    #[serde(default)]
+    pub needs_restart: Vec<String>,
     /// Where pools and leases live.
     pub store: StoreSeen,
     /// This sidecar, as leases name it.
@@ -172,4 +185,7 @@ pub struct PoolView {
     pub in_use: u32,
     /// Their caps together.
     pub max_concurrent_uses: u32,
+    /// What of them may be in use by what answers taught, where that is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learned_concurrent_uses: Option<u32>,
 }

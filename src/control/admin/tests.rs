@@ -306,7 +306,7 @@ impl Hands for FakeHands {
             if hangs {
                 std::future::pending::<()>().await;
             }
-            CheckResult { ok, status, class, message: "asked".into() }
+            CheckResult { ok, status, code: None, class, message: "asked".into(), note: None }
         })
     }
     fn switched(&self, _: &ProviderName, key: &KeyId, on: bool) {
@@ -377,6 +377,7 @@ pub(in crate::control) struct Admin {
 fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> AdminState {
     AdminState {
         config: Arc::new(ArcSwap::from_pointee(config)),
+        on_disk: Arc::default(),
         store,
         owner: here(),
         metrics: Metrics::new(),

@@ -34,10 +34,11 @@ pub(super) struct Call {
     pub(super) bound: Duration,
 }
 
-/// A door of a sidecar. `named`: a person named it, and means it.
+/// A door of a sidecar. `named`: a person named it, and means it. `of`: the proxy listeners of the sidecar that is
+/// meant; empty: whichever is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    Tcp { at: String, named: bool },
+    Tcp { at: String, named: bool, of: Vec<String> },
     Unix { path: PathBuf, named: bool },
 }
 
@@ -55,6 +56,8 @@ pub(super) struct Answer {
     /// The store's clock when it was made.
     pub(super) now: StoreTime,
     pub(super) body: Bytes,
+    /// Who gave it.
+    pub(super) from: String,
 }
 
 impl fmt::Display for Endpoint {
@@ -91,7 +94,7 @@ impl Endpoint {
         let authority: Option<http::uri::Authority> = at.parse().ok();
         match authority {
             Some(parsed) if parsed.port_u16().is_some() && !at.contains('@') => {
-                Ok(Self::Tcp { at: at.into(), named: true })
+                Ok(Self::Tcp { at: at.into(), named: true, of: Vec::new() })
             }
             _ => Err(format!("--admin {text}: use http://HOST:PORT (8322 by default), or a socket's path")),
         }
@@ -130,7 +133,7 @@ pub(super) async fn reach(
             Endpoint::Tcp { named: false, .. } if call.method != Method::GET && !token => {
                 Err("not tried: without LESSOR_ADMIN_TOKEN it only reads".into())
             }
-            Endpoint::Tcp { at: host, named } => tcp(&host).await.map(|stream| {
+            Endpoint::Tcp { at: host, named, of } => meant(&host, &of).await.map(|stream| {
                 let note = (!named && !token)
                     .then(|| format!("its admin socket was not found; asking {at}, which only reads"));
                 (Door::Tcp(stream, host), note)
@@ -163,6 +166,29 @@ async fn tcp(at: &str) -> Result<TcpStream, String> {
     }
 }
 
+/// A connection to who listens there, if he is the one that is meant: the default admin port of a configuration that
+/// names none may be another sidecar's.
+async fn meant(at: &str, of: &[String]) -> Result<TcpStream, String> {
+    if of.is_empty() {
+        return tcp(at).await;
+    }
+    let request = Request::builder().uri("/healthz").header(header::HOST, at).body(Empty::new());
+    let answer = match timeout(CONNECT, exchange(tcp(at).await?, request)).await {
+        Ok(answer) => answer.map_err(|cause| cause.to_string())?,
+        Err(_) => return Err(format!("no answer within {CONNECT:?}")),
+    };
+    let serves = answer.headers().get(&admin::PROXY).and_then(|proxy| proxy.to_str().ok());
+    match serves {
+        Some(proxy) if !proxy.split(',').any(|one| of.iter().any(|own| own == one)) => Err(format!(
+            "another sidecar answers there: it serves {proxy}, and that of the configuration file {}; if you mean \
+             it, name it with --admin",
+            of.join(",")
+        )),
+        // One that does not say so is older.
+        _ => tcp(at).await,
+    }
+}
+
 /// The common causes in plain words.
 fn short(cause: &std::io::Error) -> String {
     match cause.kind() {
@@ -184,7 +210,7 @@ impl Door {
             let status = answer.status();
             let collected = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
             let body = collected.map_err(|cause| broke(&from, &*cause))?.to_bytes();
-            Ok(Answer { status, now, body })
+            Ok(Answer { status, now, body, from: from.clone() })
         };
         match timeout(call.bound, whole).await {
             Ok(answer) => answer,

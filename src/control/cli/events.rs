@@ -60,7 +60,7 @@ async fn read(follow: bool, asker: &Asker<'_>, last: &mut String) -> Result<Read
     let broke = |cause: String| Failure::Unreachable(vec![Tried { at: from.clone(), cause }]);
     let (status, mut body) = door.open(&call, asker.token, Some(last)).await?;
     if !status.is_success() {
-        return Err(refusal(status, body, asker.token.is_some()).await);
+        return Err(refusal(status, body, from, asker.token.is_some()).await);
     }
     let mut lines = Lines::default();
     loop {
@@ -88,13 +88,13 @@ async fn read(follow: bool, asker: &Asker<'_>, last: &mut String) -> Result<Read
     }
 }
 
-async fn refusal(status: StatusCode, body: Incoming, token: bool) -> Failure {
+async fn refusal(status: StatusCode, body: Incoming, from: String, token: bool) -> Failure {
     let whole = http_body_util::Limited::new(body, LINE).collect();
     let body = match tokio::time::timeout(admin::ANSWER, whole).await {
         Ok(Ok(body)) => body.to_bytes(),
         _ => Bytes::new(),
     };
-    refused(&Answer { status, now: StoreTime::default(), body }, token)
+    refused(&Answer { status, now: StoreTime::default(), body, from }, token)
 }
 
 /// Whether somebody took it.
@@ -164,6 +164,9 @@ fn told(what: &What, at_ms: u64) -> String {
         What::AppRevoked { app } => format!("app {app} was revoked"),
         What::AppRestored { app } => format!("app {app} was let in again"),
         What::ConfigReloaded { config } => format!("the configuration was read again: {config}"),
+        What::ConfigRefused { error, .. } => {
+            format!("the configuration on disk is refused, and the one before is kept: {error}")
+        }
     }
 }
 

@@ -10,6 +10,9 @@ use crate::store::{CooldownView, KeyView, StoreTime};
 /// Leases that `status` shows; the list shows all.
 const FEW: usize = 20;
 
+/// Scoped rests of one key that are shown.
+const FEW_RESTS: usize = 4;
+
 /// Without control characters: a provider's word must not move the cursor.
 pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -22,6 +25,16 @@ pub(super) fn status(status: &Status, now: StoreTime) -> String {
     };
     let up = duration(Duration::from_secs(status.uptime_seconds));
     line("lessor", &format!("{}, up {up}, by {}", status.version, status.config));
+    if let Some(refused) = &status.config_refused {
+        line("", &refused.to_string());
+    }
+    if !status.needs_restart.is_empty() {
+        let fields = status.needs_restart.join(", ");
+        line(
+            "",
+            &format!("the file on disk says something else of {fields}, which counts from the next start"),
+        );
+    }
     line("ready", if status.ready { "yes" } else { "no" });
     for reason in &status.reasons {
         line("", reason);
@@ -97,11 +110,19 @@ fn pools(pools: &[PoolView]) -> String {
             format!("{}/{}", pool.provider, pool.pool),
             pool.keys.to_string(),
             pool.available.to_string(),
-            format!("{}/{}", pool.in_use, pool.max_concurrent_uses),
+            uses(pool.in_use, pool.max_concurrent_uses, pool.learned_concurrent_uses),
             fallback.join(", "),
         ]
     });
     table("pools", &["POOL", "KEYS", "AVAILABLE", "IN USE", "FALLBACK"], rows.collect())
+}
+
+/// `1/8`, or `1/3 of 8` where answers taught that only so many go.
+fn uses(in_use: u32, most: u32, learned: Option<u32>) -> String {
+    match learned.filter(|learned| *learned < most) {
+        Some(learned) => format!("{in_use}/{learned} of {most}"),
+        None => format!("{in_use}/{most}"),
+    }
 }
 
 pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
@@ -112,7 +133,7 @@ pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
             format!("{}/{}", key.provider, key.id),
             key.pool.to_string(),
             key.status.as_str().into(),
-            format!("{}/{}", key.in_use, key.max_concurrent_uses),
+            uses(key.in_use, key.max_concurrent_uses, key.learned_concurrent_uses),
             key.last_used_at_ms.map_or("never".into(), |at| ago(at, now)),
             why.next().unwrap_or_default(),
         ]);
@@ -136,8 +157,10 @@ fn why(key: &KeyView, now: StoreTime) -> Vec<String> {
     let learned = key.learned_concurrent_uses.map(|uses| taught(key.id.as_str(), uses));
     let of_group = key.group.as_ref().zip(key.group_concurrent_uses);
     let of_group = of_group.map(|(group, uses)| taught(group.as_str(), uses));
-    let scoped = key.cooldowns.iter().map(|cooldown| scoped(cooldown, now));
-    own.into_iter().chain(learned).chain(of_group).chain(scoped).collect()
+    let few = key.cooldowns.iter().take(FEW_RESTS).map(|cooldown| scoped(cooldown, now));
+    let more = key.cooldowns.len().saturating_sub(FEW_RESTS);
+    let more = (more > 0).then(|| format!("and {more} more: --json shows them"));
+    own.into_iter().chain(learned).chain(of_group).chain(few).chain(more).collect()
 }
 
 /// ` (429 insufficient_quota)`
@@ -191,8 +214,10 @@ pub(super) fn apps(apps: &[AppSeen]) -> String {
 pub(super) fn check(key: &KeyPath, found: &CheckResult) -> String {
     let word = if found.ok { "good" } else { "not good" };
     let status = found.status.map(|status| format!(", HTTP {status}")).unwrap_or_default();
-    plain(&format!("{}/{} is {word}: {} ({}{status})", key.provider, key.id, found.message, found.class))
-        + "\n"
+    let code = found.code.as_ref().map(|code| format!(" {code}")).unwrap_or_default();
+    let note = found.note.as_ref().map(|note| format!("; {note}")).unwrap_or_default();
+    let (message, class) = (&found.message, &found.class);
+    plain(&format!("{}/{} is {word}: {message} ({class}{status}{code}){note}", key.provider, key.id)) + "\n"
 }
 
 pub(super) fn ready(reasons: &[String]) -> String {
@@ -303,11 +328,11 @@ mod tests {
             }],
         };
         let expected = "\
-KEY              POOL     STATUS        IN USE  LAST USED  WHY
-openai/openai-a  default  rate_limited  3/8     never      rate (429 evil?[2J), ends in 42s
-                                                           openai-a: at most 3 at once, as its answers taught
-                                                           org: at most 5 at once, as its answers taught
-                                                           openai-a|gpt-4o: rate (429 evil?[2J), ends in 3m 10s
+KEY              POOL     STATUS        IN USE    LAST USED  WHY
+openai/openai-a  default  rate_limited  3/3 of 8  never      rate (429 evil?[2J), ends in 42s
+                                                             openai-a: at most 3 at once, as its answers taught
+                                                             org: at most 5 at once, as its answers taught
+                                                             openai-a|gpt-4o: rate (429 evil?[2J), ends in 3m 10s
 ";
         assert_eq!(keys(&[key], StoreTime(0)), expected);
     }

@@ -122,8 +122,8 @@ async fn a_store_that_is_down_is_said_and_exits_5_and_status_shows_what_is_known
         let failure = said(&format!("lessor {line} --admin {at}"), None).await.unwrap_err();
         assert_eq!(failure.exit(), Exit::StoreFailed, "{line}");
         let expected = "store is unavailable: connection refused; no key is lent until it answers again \
-                        (store_unavailable)";
-        assert_eq!(failure.to_string(), expected, "{line}");
+                        (store_unavailable, says unix:";
+        assert_eq!(failure.to_string(), format!("{expected}{at})"), "{line}");
     }
     assert_eq!(said(&format!("lessor ready --admin {at}"), None).await.unwrap().exit, Exit::NotReady);
 }
@@ -210,7 +210,7 @@ async fn without_a_socket_the_tcp_door_is_read_with_a_note_and_never_asked_for_a
         let none = PathBuf::from("/nonexistent/lessor-1.sock");
         vec![
             Endpoint::Unix { path: none, named: false },
-            Endpoint::Tcp { at: admin.at.to_string(), named: false },
+            Endpoint::Tcp { at: admin.at.to_string(), named: false, of: Vec::new() },
         ]
     };
     let (door, note) =

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Check, Tools, canary, network, store, withhold};
-use crate::config::{Address, Config, Provider};
+use crate::config::{Address, Config, OnDisk, Provider};
 use crate::model::ProviderName;
 use crate::store::Store;
 
@@ -30,6 +30,8 @@ pub struct Wanted {
 pub struct Patient {
     /// What lessor runs by.
     pub config: Arc<Config>,
+    /// How the file on disk stands to that.
+    pub on_disk: Arc<OnDisk>,
     /// The store, or why it could not be opened.
     pub store: Result<Arc<dyn Store>, String>,
     /// The proxy's first listener; `None` where nothing is served.
@@ -50,6 +52,7 @@ pub async fn examine(patient: Patient, wanted: Wanted) -> Vec<Check> {
     let store = store::examine(config, &patient.store);
     let (store, providers) = tokio::join!(store, providers);
     let mut checks = settings(config);
+    checks.extend(on_disk(&patient.on_disk));
     checks.extend(store);
     checks.extend(providers.into_iter().flatten());
     let keys = config.keys.iter().flat_map(|key| key.hidden.iter());
@@ -70,6 +73,25 @@ async fn one(patient: &Patient, provider: &Provider, all_keys: bool) -> Vec<Chec
     let (mut checks, canary) = tokio::join!(network::examine(config, provider, *tools), canary);
     checks.extend(canary);
     checks
+}
+
+/// What of the file on disk does not run.
+fn on_disk(on_disk: &OnDisk) -> Vec<Check> {
+    let name = "config on disk";
+    let refused = on_disk.refused.as_ref().map(|refused| {
+        let advice =
+            "correct that; `lessor check` says all of it, and the sidecar takes the file by itself then";
+        Check::fail(name, refused.to_string(), advice)
+    });
+    let fields = on_disk.needs_restart.join(", ");
+    let differs = (!fields.is_empty()).then(|| {
+        Check::warn(
+            name,
+            format!("{fields}: the file says something else than what runs"),
+            "restart the sidecar",
+        )
+    });
+    refused.into_iter().chain(differs).collect()
 }
 
 fn settings(config: &Config) -> Vec<Check> {

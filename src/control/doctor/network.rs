@@ -14,6 +14,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{Check, Tools, Verdict, line};
 use crate::config::{Config, Provider};
+use crate::words::of_tls;
 
 /// The bound of resolving a name.
 const RESOLVE: Duration = Duration::from_secs(5);
@@ -205,7 +206,7 @@ fn refused(
         }
         other => {
             let advice = "the host's owner must mend its certificate, or somebody stands between";
-            Check::fail(name, format!("refused ({other:?}): {shown}"), advice)
+            Check::fail(name, format!("refused ({}): {shown}", of_tls(&format!("{other:?}"))), advice)
         }
     }
 }

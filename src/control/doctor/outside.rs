@@ -1,5 +1,6 @@
 //! The half that runs where applications run, and the command that puts both together.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +16,7 @@ use tokio::time::timeout;
 use super::inside::{Patient, Wanted};
 use super::runtimes::{self, Asked};
 use super::{Check, Tools, Verdict, inside, page, withhold};
-use crate::config::{Config, ConfigError, Listen};
+use crate::config::{Config, ConfigError, Listen, catalogue};
 use crate::control::cli::{self, Exit, Missing, Options, print};
 use crate::control::environment::{Changes, Served};
 use crate::control::exec::{self, How};
@@ -72,6 +73,10 @@ pub async fn doctor(
                 (vec![Check::fail("config", error.to_string(), advice)], Some(Exit::Usage))
             }
         },
+        Err(Missing::Unread(why)) => {
+            let advice = "correct that, or name another with --config or LESSOR_CONFIG";
+            (vec![Check::fail("config", why, advice)], Some(Exit::Usage))
+        }
         Err(Missing::Failed(why, exit)) => {
             let advice = "see whether it runs, and whether --admin or LESSOR_ADMIN names it";
             (vec![Check::fail("listener", why, advice)], Some(exit))
@@ -93,6 +98,9 @@ async fn with_sidecar(
     config: Option<&Config>,
     tools: Tools,
 ) -> Vec<Check> {
+    if let Some(check) = unknown(what, served.providers.iter().map(|provider| provider.name.as_str())) {
+        return vec![check];
+    }
     let wanted = what.wanted();
     let itself = cli::examined(options, served.admin.as_deref(), &wanted);
     let (itself, reasons, outside) = tokio::join!(
@@ -110,6 +118,24 @@ async fn with_sidecar(
     checks
 }
 
+/// Whether `--provider` names one that is not served, and so nothing could be said of.
+fn unknown<'p>(what: &Doctor, served: impl Iterator<Item = &'p str> + Clone) -> Option<Check> {
+    let name = what.provider.as_ref().filter(|name| !served.clone().any(|one| one == name.as_str()))?;
+    let served: BTreeSet<&str> = served.collect();
+    let (found, advice) = match catalogue::builtin().get(name).and_then(|known| known.env.first()) {
+        Some(variable) => (
+            format!("`{name}` has no key here"),
+            format!("add [[keys]] of it, or set {variable} where there is no file"),
+        ),
+        None => (
+            format!("`{name}` is no provider of this configuration, nor of the catalogue"),
+            "correct the name after --provider".to_owned(),
+        ),
+    };
+    let served = served.into_iter().collect::<Vec<_>>().join(", ");
+    Some(Check::fail("provider", format!("{found}; served: {served}"), advice))
+}
+
 /// Starts a sidecar for this process; where that fails, the inside half runs here.
 async fn without_sidecar(what: &Doctor, options: &Options, config: Config, tools: Tools) -> Vec<Check> {
     let started = tokio::task::spawn_blocking({
@@ -124,9 +150,13 @@ async fn without_sidecar(what: &Doctor, options: &Options, config: Config, tools
             checks
         }
         Err(why) => {
+            if let Some(check) = unknown(what, config.keys.iter().map(|key| key.provider.as_str())) {
+                return vec![check];
+            }
             let opened = timeout(OPEN, (tools.open_store)(&config)).await;
             let store = opened.unwrap_or_else(|_| Err(format!("not opened within {OPEN:?}")));
-            let patient = Patient { config: Arc::new(config), store, proxy: None, tools };
+            let patient =
+                Patient { config: Arc::new(config), on_disk: Arc::default(), store, proxy: None, tools };
             let mut checks = inside::examine(patient, what.wanted()).await;
             let advice = "see what it said above, and the checks below";
             checks.insert(

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use crate::words::of_tls;
+
 /// What to do about an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -80,7 +82,7 @@ fn distrust(error: &RedisError) -> Option<String> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
         if let Some(rustls::Error::InvalidCertificate(why)) = error.downcast_ref() {
-            return Some(why.to_string());
+            return Some(of_tls(&why.to_string()));
         }
         // Both of these stand for what they hold: their source is that one's source.
         let shared = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();

@@ -275,15 +275,15 @@ impl Ledger {
                     own || group.is_some_and(|group| subject.is_of_group(group))
                 });
             }
-            StatusChange::CheckedBad(secret) => {
+            StatusChange::CheckedBad { secret, status, code } => {
                 let stamp = self.next_token(now);
                 let evidence = Evidence {
                     class: Class::Invalid,
                     wait: None,
                     doubt: false,
                     by_check: true,
-                    status: None,
-                    code: None,
+                    status: *status,
+                    code: code.clone(),
                     lease: None,
                     token: stamp,
                 };
