@@ -157,6 +157,18 @@ impl Inner {
         self.dirty().drain().collect()
     }
 
+    /// Told once, whoever finds it first.
+    fn grace(&self, book: &mut Book, provider: &ProviderName, until: StoreTime) {
+        let Some(began) = book.grace(provider, until) else { return };
+        let rest = until.since(self.store.now());
+        tracing::warn!(
+            %provider, ends_in_ms = u64::try_from(rest.as_millis()).unwrap_or(u64::MAX),
+            "the store has just lost its data or failed over: until the grace ends keys are lent only to streams \
+             that are already open"
+        );
+        self.events.tell(began);
+    }
+
     async fn look(&self, provider: &ProviderName) {
         let asked = self.store.now();
         let answer = timeout(LIMIT, self.store.snapshot(provider.clone())).await;
@@ -169,6 +181,9 @@ impl Inner {
         book.put_off(provider, now.plus(if matches!(answer, Ok(Ok(_))) { PAUSE } else { LIMIT }));
         // Told while the book is held, so that events come in the order of what they tell.
         self.events.tell_all(found);
+        if let Ok(Ok(Snapshot { grace_until_ms: Some(until), .. })) = answer {
+            self.grace(&mut book, provider, until);
+        }
     }
 }
 
@@ -192,6 +207,14 @@ impl Witness for Watcher {
             }
             Reason::NotMember | Reason::NoSettings | Reason::Full => {}
         }
+    }
+
+    fn in_grace(&self, provider: &ProviderName, until: StoreTime) {
+        self.0.grace(&mut self.0.book(), provider, until);
+    }
+
+    fn registered_again(&self, provider: &ProviderName) {
+        self.0.mark(provider);
     }
 
     fn reported(&self, report: &Report, found: &Reported) {

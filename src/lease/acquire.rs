@@ -79,6 +79,16 @@ pub enum AcquireError {
         /// What keeps the keys.
         kept: Vec<Kept>,
     },
+    /// The store is in its grace, for longer than the wait.
+    #[error(
+        "the store has just lost its data or failed over: for up to {}s more keys are lent only to streams that are \
+         already open, so that none is lent twice; the first keys are lent after that",
+        retry_after.as_millis().div_ceil(1000)
+    )]
+    StoreGrace {
+        /// When it ends.
+        retry_after: Duration,
+    },
     /// Every fitting key is invalid, disabled or pending.
     #[error(
         "pool `{pool}` has no usable key for this: all are invalid, disabled or pending; `lessor keys` tells why"
@@ -221,6 +231,11 @@ impl<'a> Walk<'a> {
         let left = self.want.until.saturating_duration_since(Instant::now());
         let inner = self.leases.inner();
         let now = inner.store.now();
+        // Nothing that ends meanwhile is lent anew, so that alone makes a shorter wait hopeless.
+        let grace = blocked.grace_end.map(|end| end.since(now));
+        if let Some(retry_after) = grace.filter(|rest| *rest > left) {
+            return Err(AcquireError::StoreGrace { retry_after });
+        }
         let cooled = match blocked.cooldown_end {
             Some(end) if blocked.full.is_empty() => Some(end.since(now)),
             _ => None,
@@ -323,6 +338,9 @@ impl<'a> Walk<'a> {
                     refusal.reasons.iter().for_each(|(key, why)| {
                         witness.passed_over(self.want.provider, model, key, *why);
                     });
+                    if let Some(end) = refusal.grace_end {
+                        witness.in_grace(self.want.provider, end);
+                    }
                 });
                 let unusable = !refusal.any_full() && !refusal.any_cooling();
                 inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
@@ -449,7 +467,7 @@ fn blocked(refusal: &Refusal, mut barred: Vec<KeyId>) -> Blocked {
         _ => None,
     };
     let end = refusal.cooldown_end.into_iter().chain(refusal.reasons.iter().filter_map(cooling)).min();
-    Blocked { full: barred, cooldown_end: end, reasons }
+    Blocked { full: barred, cooldown_end: end, grace_end: refusal.grace_end, reasons }
 }
 
 fn merge(into: &mut Refusal, more: Refusal) {
@@ -457,4 +475,5 @@ fn merge(into: &mut Refusal, more: Refusal) {
     into.reasons.extend(more.reasons);
     into.cooldown_end = earliest(into.cooldown_end, more.cooldown_end);
     into.lease_end = earliest(into.lease_end, more.lease_end);
+    into.grace_end = into.grace_end.or(more.grace_end);
 }

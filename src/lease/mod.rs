@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{LeaseConfig, QueueConfig};
 use crate::metrics::Metrics;
 use crate::model::{AppName, KeyId, LeaseId, ModelName, OwnerId, PoolName, ProviderName};
-use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEvent, SyncKeys};
+use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEvent, StoreTime, SyncKeys};
 
 mod acquire;
 mod heartbeat;
@@ -71,6 +71,10 @@ pub type Repair = Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync>;
 pub trait Witness: Send + Sync {
     /// The store passed over a key for a request of this model.
     fn passed_over(&self, provider: &ProviderName, model: Option<&ModelName>, key: &KeyId, why: Reason);
+    /// The store is in its grace until then: it lends nothing new.
+    fn in_grace(&self, provider: &ProviderName, until: StoreTime);
+    /// Live leases were registered again, which may have started the grace.
+    fn registered_again(&self, provider: &ProviderName);
     /// The store took a report.
     fn reported(&self, report: &Report, found: &Reported);
     /// The store took no report in time.

@@ -130,6 +130,8 @@ pub struct Refusal {
     pub cooldown_end: Option<StoreTime>,
     /// The earliest time at which a live lease of any full candidate ends unless renewed.
     pub lease_end: Option<StoreTime>,
+    /// The end of the grace, where some candidate is full because of it alone.
+    pub grace_end: Option<StoreTime>,
 }
 
 impl Refusal {
@@ -417,6 +419,9 @@ pub struct Snapshot {
     pub keys: Vec<KeyView>,
     /// Its live leases, by id.
     pub leases: Vec<LeaseView>,
+    /// When the grace ends, in one: until then nothing new is lent.
+    #[serde(default)]
+    pub grace_until_ms: Option<StoreTime>,
 }
 
 /// Something changed in the store that somebody may wait for.

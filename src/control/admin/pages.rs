@@ -11,7 +11,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::answers::{ERROR, Query, Refusal};
-use super::seen::{LeaseSeen, PoolView, Status, StoreSeen};
+use super::seen::{GraceSeen, LeaseSeen, PoolView, Status, StoreSeen};
 use super::{AdminState, Answered, Asked, CALL, PROBE, bounded, socket_path};
 use crate::control::environment::Served;
 use crate::model::{KeyStatus, PoolName, ProviderName};
@@ -73,6 +73,7 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         pools: state.pools(&seen),
         keys: seen.values().flat_map(|seen| seen.keys.clone()).collect(),
         leases: state.leases(&seen),
+        graces: graces(&seen),
         ranking: wanted.explain.unwrap_or(false).then(|| state.hands.ranking()),
     };
     let Some(cause) = error else { return Ok(state.json(StatusCode::OK, &page)) };
@@ -81,6 +82,13 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
     let mut answer = state.json(refusal.status, &Down { error: refusal.error(), page: &page });
     answer.headers_mut().insert(ERROR, HeaderValue::from_static(refusal.code));
     Ok(answer)
+}
+
+fn graces(seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<GraceSeen> {
+    let grace = |(provider, seen): (&ProviderName, &Snapshot)| {
+        seen.grace_until_ms.map(|until_ms| GraceSeen { provider: provider.clone(), until_ms })
+    };
+    seen.iter().filter_map(grace).collect()
 }
 
 /// A status without what only the store knows.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::{AppName, KeyId, OwnerId, PoolName, ProviderName};
-use crate::store::{KeyView, LeaseView};
+use crate::store::{KeyView, LeaseView, StoreTime};
 
 /// The local CA's certificate, and where clients find it. Its key is in no answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,9 +81,22 @@ pub struct Status {
     pub keys: Vec<KeyView>,
     /// All live leases.
     pub leases: Vec<LeaseSeen>,
+    /// Providers of which the store lends nothing new for a while.
+    #[serde(default)]
+    pub graces: Vec<GraceSeen>,
     /// Why this sidecar ranks keys as it does, where that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranking: Option<RankingSeen>,
+}
+
+/// The store lost a provider's data or failed over: until then its keys are lent only to streams that are
+/// already open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GraceSeen {
+    /// Whose keys.
+    pub provider: ProviderName,
+    /// When it ends.
+    pub until_ms: StoreTime,
 }
 
 /// Why keys are ranked as they are: by what this process has seen of them.

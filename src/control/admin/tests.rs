@@ -173,7 +173,11 @@ impl Fake {
             expires_at_ms: None,
             revoked: false,
         };
-        let seen = Snapshot { keys: vec![key("openai-a"), key("openai-b")], leases: vec![lease] };
+        let seen = Snapshot {
+            keys: vec![key("openai-a"), key("openai-b")],
+            leases: vec![lease],
+            grace_until_ms: None,
+        };
         Self { seen: Mutex::new(seen), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) }
     }
 

@@ -27,6 +27,11 @@ pub(super) fn status(status: &Status, now: StoreTime) -> String {
         line("", reason);
     }
     line("store", &format!("{}, {}", status.store.url, if status.store.up { "up" } else { "down" }));
+    for grace in &status.graces {
+        let rest = duration(grace.until_ms.since(now));
+        let text = "lost its data or failed over: keys are lent only to streams that are already open, for";
+        line("", &format!("{}: {text} {rest}", grace.provider));
+    }
     line("owner", &status.owner.0);
     for (at, proxy) in status.proxy.iter().enumerate() {
         line(if at == 0 { "proxy" } else { "" }, proxy);

@@ -26,7 +26,7 @@ impl Ledger {
             })
             .collect();
         leases.sort_by_key(|lease| lease.id);
-        Snapshot { keys, leases }
+        Snapshot { keys, leases, grace_until_ms: self.grace_at(now) }
     }
 
     fn key_view(&self, id: &KeyId, key: &Key, settings: &Settings, now: StoreTime) -> KeyView {
