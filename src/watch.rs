@@ -220,6 +220,10 @@ impl Witness for Watcher {
     fn reported(&self, report: &Report, found: &Reported) {
         let inner = &*self.0;
         let (provider, now) = (&report.provider, inner.store.now());
+        let is_old = inner.ring.is_old(provider, &report.key, report.fingerprint);
+        if is_old && report.outcome.rests_secret_alone(report.group.as_ref()) {
+            return;
+        }
         let until = found.cooling_until.filter(|until| *until != StoreTime::NEVER);
         say_refusal(report, until.map(|until| until.since(now)));
         let mut book = inner.book();
@@ -238,7 +242,7 @@ impl Witness for Watcher {
             inner.events.tell_all(began);
             inner.nudge.notify_one(); // it may end before all others
         }
-        if let Some(status) = found.status {
+        if let Some(status) = found.status.filter(|_| !is_old) {
             let reason = report.outcome.class.as_str();
             let changed = book.has_status(provider, &report.key, status, Some(reason), now);
             inner.events.tell_all(changed);

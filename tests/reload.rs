@@ -298,6 +298,45 @@ async fn a_secret_swapped_by_kubernetes_under_load_fails_no_request() {
 }
 
 #[tokio::test]
+async fn a_refusal_of_the_old_secret_is_told_as_that_and_as_nothing_else() {
+    for (status, code) in [(401, "invalid_api_key"), (429, "insufficient_quota")] {
+        let gate = Gate::default();
+        let play =
+            Play::json(status, &serde_json::json!({"error": {"message": "no", "type": code, "code": code}}));
+        let provider = Provider::builder()
+            .bad_keys_expected()
+            .start({
+                let gate = gate.clone();
+                move |seen| match seen.key() {
+                    "sk-first" => Play::new().until(&gate).then(play.clone()),
+                    _ => ok(),
+                }
+            })
+            .await;
+        let dir = tempfile::tempdir().unwrap();
+        let volume = Volume::new(dir.path(), "key", "sk-first");
+        let lessor = start_with(&with_secret_file(&provider, &dir.path().join("key"))).await;
+        let (_, ()) = tokio::join!(lessor.get("/openai/v1/models"), async {
+            provider.request(1).await;
+            volume.swap("key", "sk-second");
+            says(&lessor, "\"rotated\":\"openai/a\"").await;
+            gate.open();
+        });
+        says(&lessor, "a secret that this key has no more").await;
+        assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
+        lessor.is_free_within_a_second("a").await; // a lease ends after its report
+        assert!(!lessor.log().contains("this key is bad"), "{}", lessor.log());
+        let events = lessor.cli(&["events"]).await;
+        assert!(!events.ok().contains("openai/a is") && !events.ok().contains("cooldown"), "{}", events.ok());
+        for reason in ["invalid", "quota"] {
+            let counted = lessor.metric(&format!("lessor_key_cooldowns_total{{reason=\"{reason}\"}}")).await;
+            assert_eq!(counted as u32, 0, "{code}: {reason}");
+        }
+        assert_eq!(lessor.status("a").await, "available");
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_of_the_old_secret_touches_nothing_of_the_new() {
     let gate = Gate::default();
     let provider = Provider::builder()

@@ -221,6 +221,12 @@ impl Ring {
         self.providers.load().get(provider).cloned()
     }
 
+    /// Whether a key has this secret here no more: it was rotated, or taken out.
+    pub fn is_old(&self, provider: &ProviderName, key: &KeyId, secret: Fingerprint) -> bool {
+        let keys = self.of(provider.as_str());
+        keys.and_then(|keys| keys.key(key)?.fingerprint()) != Some(secret)
+    }
+
     /// What it holds at this moment.
     pub fn providers(&self) -> Arc<Providers> {
         self.providers.load_full()
