@@ -300,6 +300,35 @@ async fn a_request_that_the_grace_refuses_is_told_so_and_one_that_waits_is_serve
 }
 
 #[tokio::test]
+async fn a_store_that_answers_and_does_not_lend_is_told_as_away_until_it_lends() {
+    let (gate, redis) = (Gate::default(), Redis::start().await);
+    let provider = streaming(&gate).await;
+    let lessor = on(&redis, &provider).key(Key::new("a").cap(8)).start().await;
+    let open = begun(&lessor).await;
+    redis.command(&["ACL", "SETUSER", "default", "-zcount"]).await;
+    lessor.chat().await.is_error(503, "store_unavailable");
+    let began = Instant::now();
+    while began.elapsed() < ms(2500) {
+        // the open stream's renewals, which succeed, and readiness' own look make it no better
+        let ready = lessor.admin("/readyz").await;
+        assert_eq!(ready.status, 503, "{}", ready.text());
+        assert!(ready.text().contains("store_unavailable"), "{}", ready.text());
+        assert!(lessor.metric("lessor_store_up").await < 0.5);
+        tokio::time::sleep(ms(50)).await;
+    }
+    assert_eq!(lessor.cli(&["status"]).await.code, Some(5));
+    assert_eq!(lessor.log().matches("the store fails").count(), 1, "{}", lessor.log());
+    assert!(!lessor.log().contains("answers again"), "{}", lessor.log());
+    redis.command(&["ACL", "SETUSER", "default", "+zcount"]).await;
+    // with no request at all
+    let ready = async || (lessor.admin("/readyz").await.status == 200).then_some(());
+    eventually("it is ready again", ready).await;
+    assert_eq!(lessor.log().matches("answers again").count(), 1);
+    assert!(lessor.metric("lessor_store_up").await > 0.5);
+    drop(open);
+}
+
+#[tokio::test]
 async fn an_idle_sidecar_says_when_its_store_goes_and_when_it_comes_back() {
     let (provider, redis) = (Provider::plain(openai).await, Redis::start().await);
     let lessor = on(&redis, &provider).key(Key::new("a")).start().await;

@@ -95,6 +95,8 @@ pub trait Hands: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>>;
     /// The process's own view: a person switched the key on or off.
     fn switched(&self, provider: &ProviderName, key: &KeyId, on: bool);
+    /// Why the store lends no key, as the last request for one saw and one more try confirms.
+    fn lends_not(&self) -> Pin<Box<dyn Future<Output = Option<StoreError>> + Send + '_>>;
     /// What the store holds, as it was asked for then, after a person changed something.
     fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime);
     /// What an examination borrows from the rooms.

@@ -134,6 +134,38 @@ impl Leases {
         self.inner().metrics.waited(lease.waited());
         Ok(lease)
     }
+
+    /// Why the store lends no key, where it failed to when it was last asked. It is asked once more, for one of
+    /// these, so that who is asked by nobody else does not hold on to an old failure.
+    pub async fn lends_not(
+        &self,
+        candidates: impl FnOnce(&ProviderName) -> Vec<Candidate>,
+    ) -> Option<StoreError> {
+        let failed = || lock(&self.inner().lends_not).clone();
+        let (provider, _) = failed()?;
+        let candidates = candidates(&provider);
+        let Some(first) = candidates.first() else {
+            lock(&self.inner().lends_not).take_if(|(failed, _)| *failed == provider);
+            return None; // nobody will ask for these keys again
+        };
+        let fitting: Arc<[KeyId]> = candidates.iter().map(|candidate| candidate.key.clone()).collect();
+        let not_asked = |wanted: &Wanted<'_>| {
+            let asked = |one: &Candidate| wanted.asked.iter().any(|other| other.key == one.key);
+            candidates.iter().filter(|one| !asked(one)).cloned().collect()
+        };
+        let want = Want {
+            provider: &provider,
+            app: &AppName::anonymous(),
+            pool: &first.pool,
+            model: None,
+            fitting: &|| Arc::clone(&fitting),
+            rank: &not_asked,
+            confirm: &|_, _| true,
+            until: Instant::now(),
+        };
+        drop(self.acquire(want).await); // what it tells is noted on its way
+        failed().map(|(_, cause)| cause)
+    }
 }
 
 /// One request on its way to a lease.
@@ -325,7 +357,7 @@ impl<'a> Walk<'a> {
         };
         let mut call = Asking::new(inner, self.station, id, asked, inner.store.acquire(ask));
         let answer = call.answer().await;
-        inner.saw(&answer);
+        inner.saw_lending(self.want.provider, &answer);
         let took = call.sent().elapsed();
         match answer {
             Ok(Acquired::Granted(grant)) => {

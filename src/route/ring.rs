@@ -416,6 +416,12 @@ impl ProviderKeys {
         })
     }
 
+    /// The first keys that may be lent, in the configuration's order.
+    pub fn first_candidates(&self, most: usize) -> Vec<Candidate> {
+        let on = (0..self.keys.len()).filter(|at| self.keys[*at].state.is_on());
+        on.filter_map(|at| self.candidate(at)).take(most).collect()
+    }
+
     /// One key by id.
     pub fn key(&self, id: &KeyId) -> Option<&RingKey> {
         self.places.get(id).map(|at| &self.keys[*at])

@@ -25,14 +25,14 @@ struct Ready {
 }
 
 pub(super) async fn readyz(State(state): Asked) -> Response {
-    let reasons = state.reasons().await;
+    let reasons = state.reasons(&state.looked(PROBE).await);
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     state.json(status, &Ready { ready: reasons.is_empty(), reasons })
 }
 
 pub(super) async fn metrics(State(state): Asked) -> Response {
     // A store that is down must not blind whoever watches: then the page has what was last known.
-    let seen = state.snapshots(PROBE).await;
+    let seen = state.looked(PROBE).await;
     state.metrics.store_up(seen.is_ok());
     for key in seen.iter().flat_map(BTreeMap::values).flat_map(|seen| &seen.keys) {
         state.metrics.key_status(&key.provider, &key.id, key.status);
@@ -48,7 +48,8 @@ pub(super) struct Wanted {
 }
 
 pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) -> Answered {
-    let (seen, reasons) = tokio::join!(state.snapshots(CALL), state.reasons());
+    let seen = state.looked(CALL).await;
+    let reasons = state.reasons(&seen);
     let (seen, error) = match seen {
         Ok(seen) => (seen, None),
         Err(cause) => (BTreeMap::new(), Some(cause)),
@@ -132,20 +133,28 @@ pub(super) async fn environment(State(state): Asked) -> Response {
 impl AdminState {
     /// Why not to send work here. A key that only rests comes back by itself and does not count
     /// against it: taking the pod out of service would not bring it back sooner.
-    async fn reasons(&self) -> Vec<String> {
+    fn reasons(&self, seen: &Result<BTreeMap<ProviderName, Snapshot>, StoreError>) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.draining.load(Ordering::Relaxed) {
             reasons.push("shutting_down: open streams are being finished".into());
         }
-        let looked = async {
-            self.store.ping().await?;
-            self.snapshots(PROBE).await
-        };
-        match bounded(PROBE, looked).await {
+        match seen {
             Err(cause) => reasons.push(format!("store_unavailable: {cause}")),
-            Ok(seen) => reasons.extend(self.no_key_reason(&seen)),
+            Ok(seen) => reasons.extend(self.no_key_reason(seen)),
         }
         reasons
+    }
+
+    /// All providers' keys and leases, of a store that also lends.
+    async fn looked(&self, bound: Duration) -> Result<BTreeMap<ProviderName, Snapshot>, StoreError> {
+        let looked = async {
+            self.store.ping().await?;
+            match self.hands.lends_not().await {
+                Some(cause) => Err(cause),
+                None => self.snapshots(bound).await,
+            }
+        };
+        bounded(bound, looked).await
     }
 
     fn no_key_reason(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Option<String> {

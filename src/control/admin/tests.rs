@@ -291,6 +291,10 @@ pub(in crate::control) struct FakeHands {
 }
 
 impl Hands for FakeHands {
+    fn lends_not(&self) -> Pin<Box<dyn Future<Output = Option<StoreError>> + Send + '_>> {
+        Box::pin(std::future::ready(None))
+    }
+
     fn ca(&self) -> Option<CaSeen> {
         let file = |name: &str| Some(format!("/run/lessor/lessor-40404.{name}.pem"));
         Some(CaSeen {
