@@ -329,6 +329,37 @@ async fn a_store_that_answers_and_does_not_lend_is_told_as_away_until_it_lends()
 }
 
 #[tokio::test]
+async fn another_sidecars_settings_are_told_with_what_differs_and_ones_own_change_is_not() {
+    let (provider, redis) = (Provider::plain(openai).await, Redis::start().await);
+    const WARNING: &str = "those of this sidecar count from now on";
+    let with = |cap: u32| on(&redis, &provider).key(Key::new("a").cap(cap));
+    let uses = async |lessor: &Lessor| lessor.key("a").await["max_concurrent_uses"].as_u64().unwrap();
+    let reload = async |lessor: &Lessor, cap: u32| {
+        std::fs::write(lessor.home().path().join("lessor.toml"), with(cap).toml()).unwrap();
+        lessor.signal(rustix::process::Signal::HUP);
+        let there = async || (uses(lessor).await == u64::from(cap)).then_some(());
+        eventually("the new cap counts", there).await;
+    };
+    let one = with(4).start().await;
+    reload(&one, 5).await;
+    reload(&one, 6).await;
+    assert!(!one.log().contains(WARNING), "{}", one.log());
+    let two = with(8).start().await;
+    assert_eq!(uses(&one).await, 8);
+    let differs = |lessor: &Lessor, text: &str| {
+        let log = lessor.log();
+        assert_eq!(log.matches(WARNING).count(), 1, "{log}");
+        assert!(log.contains(text), "{log}");
+    };
+    differs(&two, "max_concurrent_uses was 6, is 8");
+    assert!(!one.log().contains(WARNING), "{}", one.log());
+    reload(&one, 7).await;
+    let told = async || one.log().contains(WARNING).then_some(());
+    eventually("it is told", told).await;
+    differs(&one, "max_concurrent_uses was 8, is 7");
+}
+
+#[tokio::test]
 async fn an_idle_sidecar_says_when_its_store_goes_and_when_it_comes_back() {
     let (provider, redis) = (Provider::plain(openai).await, Redis::start().await);
     let lessor = on(&redis, &provider).key(Key::new("a")).start().await;

@@ -301,8 +301,8 @@ pub enum SyncMode {
 /// What a [`SyncKeys`] found, to be logged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Synced {
-    /// Keys that the store knew with other settings.
-    pub differing: Vec<KeyId>,
+    /// The former settings of keys that the store knew with others.
+    pub differing: Vec<KeySettings>,
     /// Pairs of keys that have the same secret: one of the asked, and another. Of several, not all are named.
     pub same_secret: Vec<(KeyId, KeyId)>,
 }

@@ -101,6 +101,13 @@ impl Settings {
     }
 }
 
+impl Settings {
+    fn of_key(self, key: KeyId) -> KeySettings {
+        let Self { pool, group, cap, fingerprint } = self;
+        KeySettings { key, pool, group, max_concurrent_uses: cap, fingerprint }
+    }
+}
+
 impl From<&KeySettings> for Settings {
     fn from(told: &KeySettings) -> Self {
         Self {
@@ -203,7 +210,7 @@ impl Ledger {
                 None => known.settings = Some(told.into()),
                 Some(settings) if *settings == told.into() => {}
                 Some(settings) => {
-                    found.differing.push(told.key.clone());
+                    found.differing.push(settings.clone().of_key(told.key.clone()));
                     match ask.mode {
                         SyncMode::Replace => *settings = told.into(),
                         SyncMode::Repair => settings.pool = told.pool.clone(),
