@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::events::{Events, What};
 use crate::lease::{Gone, Lost, Witness};
-use crate::model::{Class, GroupName, KeyId, LeaseId, ModelName, ProviderName, Scope};
+use crate::model::{Class, GroupName, KeyId, KeyStatus, LeaseId, ModelName, ProviderName, Scope};
 use crate::route::ring::Ring;
 use crate::store::{Reason, Report, Reported, Snapshot, Store, StoreError, StoreEvent, StoreTime};
 
@@ -240,9 +240,18 @@ impl Witness for Watcher {
             let rest = Rest { reason: report.outcome.class.as_str().into(), until, noted: now };
             let began = book.rests(provider, (own, subject), rest, &report.outcome);
             inner.events.tell_all(began);
+            if report.rests_group() {
+                inner.mark(provider); // every other key of the group has another status, too
+            }
             inner.nudge.notify_one(); // it may end before all others
         }
-        if let Some(status) = found.status.filter(|_| !is_old) {
+        let Some(status) = found.status.filter(|_| !is_old) else { return };
+        if status == KeyStatus::Available {
+            // Of itself, while its group may rest: a look tells both.
+            if !book.knows_status(provider, &report.key, status) {
+                inner.mark(provider);
+            }
+        } else {
             let reason = report.outcome.class.as_str();
             let changed = book.has_status(provider, &report.key, status, Some(reason), now);
             inner.events.tell_all(changed);

@@ -335,7 +335,8 @@ pub struct KeyView {
     pub pool: PoolName,
     /// Its group; where it is `auto` and answers have named one, that.
     pub group: Option<GroupName>,
-    /// For the fingerprint the last `sync_keys` named.
+    /// For the fingerprint the last `sync_keys` named; where that may be lent, and all of its group may not, the
+    /// group's.
     pub status: KeyStatus,
     /// The class that set the status, or who.
     pub reason: Option<String>,

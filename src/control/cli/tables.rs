@@ -134,8 +134,15 @@ pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
 fn why(key: &KeyView, now: StoreTime) -> Vec<String> {
     let end = key.cooldown_until_ms.map(|until| ends(until, now));
     let shown = key.evidence.as_ref().map(|seen| evidence(seen.status, seen.code.as_deref()));
+    let shown_nothing = shown.is_none();
     let reason = key.reason.as_ref().map(|reason| plain(&format!("{reason}{}", shown.unwrap_or_default())));
-    let own: Vec<_> = reason.into_iter().chain(end).collect();
+    // Where it only shares its group's rest, that is said by the group's own line.
+    let by_group = |cooldown: &CooldownView| {
+        key.group.as_ref().is_some_and(|group| group.as_str() == cooldown.subject)
+            && key.reason.as_ref() == Some(&cooldown.reason)
+    };
+    let said_below = end.is_none() && shown_nothing && key.cooldowns.iter().any(by_group);
+    let own: Vec<_> = reason.filter(|_| !said_below).into_iter().chain(end).collect();
     let own = (!own.is_empty()).then(|| own.join(", "));
     let taught = |whose: &str, uses: u32| format!("{whose}: at most {uses} at once, as its answers taught");
     let learned = key.learned_concurrent_uses.map(|uses| taught(key.id.as_str(), uses));
