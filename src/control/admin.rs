@@ -51,8 +51,8 @@ use answers::{Refusal, described, text};
 use events::Following;
 use gate::{Door, admit};
 pub use seen::{
-    AppSeen, CaSeen, CheckResult, GraceSeen, LeaseSeen, PoolView, RankSeen, RankingSeen, Status, StoreSeen,
-    TermsSeen,
+    AppSeen, CaSeen, CheckResult, GraceSeen, KeySeen, LeaseSeen, PoolView, RankSeen, RankingSeen, Status,
+    StoreSeen, TermsSeen,
 };
 pub use socket::{bind_unix, socket_path, socket_paths};
 

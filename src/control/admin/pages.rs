@@ -1,6 +1,6 @@
 //! The pages that only show: health, metrics, and what there is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::answers::{ERROR, Query, Refusal};
-use super::seen::{GraceSeen, LeaseSeen, PoolView, Status, StoreSeen};
+use super::seen::{GraceSeen, KeySeen, LeaseSeen, PoolView, Status, StoreSeen};
 use super::{AdminState, Answered, Asked, CALL, PROBE, bounded, socket_path};
+use crate::config::KeyConfig;
 use crate::control::environment::Served;
 use crate::model::{KeyStatus, PoolName, ProviderName};
-use crate::store::{Snapshot, StoreError};
+use crate::store::{KeyView, Snapshot, StoreError};
 
 /// Why not to send work here; an empty list is ready.
 #[derive(Serialize)]
@@ -34,8 +35,9 @@ pub(super) async fn metrics(State(state): Asked) -> Response {
     // A store that is down must not blind whoever watches: then the page has what was last known.
     let seen = state.looked(PROBE).await;
     state.metrics.store_up(seen.is_ok());
-    for key in seen.iter().flat_map(BTreeMap::values).flat_map(|seen| &seen.keys) {
-        state.metrics.key_status(&key.provider, &key.id, key.status);
+    if let Ok(seen) = &seen {
+        let own = state.keys(seen).into_iter().filter(|seen| seen.configured);
+        state.metrics.key_statuses(own.map(|KeySeen { key, .. }| (key.provider, key.id, key.status)));
     }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], state.metrics.encode()).into_response()
@@ -72,7 +74,7 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         live: state.hands.live(),
         waiting: state.hands.waiting(),
         pools: state.pools(&seen),
-        keys: seen.values().flat_map(|seen| seen.keys.clone()).collect(),
+        keys: state.keys(&seen),
         leases: state.leases(&seen),
         graces: graces(&seen),
         ranking: wanted.explain.unwrap_or(false).then(|| state.hands.ranking()),
@@ -107,8 +109,7 @@ pub(super) async fn pools(State(state): Asked) -> Answered {
 
 pub(super) async fn keys(State(state): Asked) -> Answered {
     let seen = state.snapshots(CALL).await?;
-    let keys: Vec<_> = seen.values().flat_map(|seen| &seen.keys).collect();
-    Ok(state.json(StatusCode::OK, &serde_json::json!({ "keys": keys })))
+    Ok(state.json(StatusCode::OK, &serde_json::json!({ "keys": state.keys(&seen) })))
 }
 
 pub(super) async fn leases(State(state): Asked) -> Answered {
@@ -187,11 +188,25 @@ impl AdminState {
         join_all(asked).await.into_iter().collect()
     }
 
+    /// All keys of the store, and which are this sidecar's.
+    fn keys(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<KeySeen> {
+        let config = self.config.load();
+        let own: HashSet<_> = config.keys.iter().map(|key| (&key.provider, &key.id)).collect();
+        let all = seen.values().flat_map(|seen| seen.keys.iter().cloned());
+        all.map(|key| KeySeen { configured: own.contains(&(&key.provider, &key.id)), key }).collect()
+    }
+
+    pub(super) fn seen(&self, key: &KeyView) -> KeySeen {
+        let own = |known: &KeyConfig| known.provider == key.provider && known.id == key.id;
+        KeySeen { configured: self.config.load().keys.iter().any(own), key: key.clone() }
+    }
+
+    /// Of this sidecar's keys: no request here is served by another's.
     fn pools(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<PoolView> {
         let config = self.config.load();
-        let mut pools: BTreeMap<(&ProviderName, &PoolName), PoolView> = BTreeMap::new();
-        for key in seen.values().flat_map(|seen| &seen.keys) {
-            let pool = pools.entry((&key.provider, &key.pool)).or_insert_with(|| PoolView {
+        let mut pools: BTreeMap<(ProviderName, PoolName), PoolView> = BTreeMap::new();
+        for KeySeen { key, .. } in self.keys(seen).into_iter().filter(|seen| seen.configured) {
+            let pool = pools.entry((key.provider.clone(), key.pool.clone())).or_insert_with(|| PoolView {
                 provider: key.provider.clone(),
                 pool: key.pool.clone(),
                 fallback: config.pools.get(&key.pool).cloned().unwrap_or_default(),

@@ -78,7 +78,7 @@ pub struct Status {
     /// All pools.
     pub pools: Vec<PoolView>,
     /// All keys.
-    pub keys: Vec<KeyView>,
+    pub keys: Vec<KeySeen>,
     /// All live leases.
     pub leases: Vec<LeaseSeen>,
     /// Providers of which the store lends nothing new for a while.
@@ -157,6 +157,21 @@ pub struct StoreSeen {
     pub error: Option<String>,
 }
 
+/// A key, and whether the sidecar that was asked serves it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct KeySeen {
+    /// As the store sees it.
+    #[serde(flatten)]
+    pub key: KeyView,
+    /// Whether it is in this sidecar's configuration: another may have it in its own, or had it within a day.
+    #[serde(default = "yes")]
+    pub configured: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
 /// A live lease, and whose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LeaseSeen {
@@ -177,7 +192,7 @@ pub struct PoolView {
     pub pool: PoolName,
     /// Where requests go on when it has nothing free.
     pub fallback: Vec<PoolName>,
-    /// How many keys it has.
+    /// How many keys of this sidecar's configuration it has.
     pub keys: usize,
     /// How many of them may be lent now.
     pub available: usize,

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::KeyPath;
-use crate::control::admin::{AppSeen, CheckResult, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen};
+use crate::control::admin::{
+    AppSeen, CheckResult, KeySeen, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen,
+};
 use crate::store::{CooldownView, KeyView, StoreTime};
 
 /// Leases that `status` shows; the list shows all.
@@ -109,14 +111,14 @@ fn pools(pools: &[PoolView]) -> String {
     table("pools", &["POOL", "KEYS", "AVAILABLE", "IN USE", "FALLBACK"], rows.collect())
 }
 
-pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
+pub(super) fn keys(keys: &[KeySeen], now: StoreTime) -> String {
     let mut rows = Vec::new();
-    for key in keys {
+    for KeySeen { key, configured } in keys {
         let mut why = why(key, now).into_iter();
         rows.push(vec![
             format!("{}/{}", key.provider, key.id),
             key.pool.to_string(),
-            key.status.as_str().into(),
+            format!("{}{}", key.status.as_str(), if *configured { "" } else { ", not configured here" }),
             format!("{}/{}", key.in_use, key.max_concurrent_uses),
             key.last_used_at_ms.map_or("never".into(), |at| ago(at, now)),
             why.next().unwrap_or_default(),
@@ -321,7 +323,7 @@ openai/openai-a  default  rate_limited  3/8     never      rate (429 evil?[2J), 
                                                            org: at most 5 at once, as its answers taught
                                                            openai-a|gpt-4o: rate (429 evil?[2J), ends in 3m 10s
 ";
-        assert_eq!(keys(&[key], StoreTime(0)), expected);
+        assert_eq!(keys(&[KeySeen { key, configured: true }], StoreTime(0)), expected);
     }
 
     #[test]

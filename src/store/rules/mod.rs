@@ -218,6 +218,9 @@ impl Ledger {
                 }
             }
         }
+        if self.expiry == Expiry::Never && ask.mode == SyncMode::Replace {
+            self.leave_out_all_but(&ask.keys);
+        }
         for told in ask.keys.iter().filter(|told| told.fingerprint.is_some()) {
             let same = |(id, key): &(&KeyId, &Key)| {
                 **id != told.key
@@ -228,6 +231,18 @@ impl Ledger {
         }
         self.forget_unseen(now);
         found
+    }
+
+    /// Nobody else can serve the keys of a store that is this process'; leases on one run on, and its rests are
+    /// kept, should it come back.
+    fn leave_out_all_but(&mut self, named: &[KeySettings]) {
+        for id in self.keys.ids() {
+            if named.iter().all(|told| told.key != id)
+                && let Some(key) = self.keys.get_mut(&id)
+            {
+                key.settings = None;
+            }
+        }
     }
 
     /// Drops keys that nobody has named or used for a day, and that hold no lease; how many.
