@@ -23,7 +23,8 @@
   Returns  now in ms, epoch id, then for each request
            {1, key, pool, token, expires_at_ms, probe, wants_success, group that answers have named or ""},
            flags as 0 or 1,
-           {0, first end of a cooldown or 0, first end of a lease or 0, then per candidate a reason and a value:
+           {0, first end of a cooldown or 0, first end of a lease or 0, end of the grace or 0 where that alone
+           makes a candidate full, then per candidate a reason and a value:
            "member", "settings", "full", "cooling" and its end and class, or "unusable" and the status},
            {2} where it came after its deadline or its id is another's: nothing changed
   Atomic   each request whole, one after the other; a request that is refused changes nothing
@@ -153,7 +154,8 @@ local function resting(candidate, model)
 end
 
 -- A key that is off or bad says so first, then one that cools, then one that is full: the later reasons are
--- the ones worth waiting for. Returns a pass, or nil, reason, value and the end of a lease.
+-- the ones worth waiting for. Returns a pass, or nil, reason, value, the end of a lease and of the
+-- grace.
 local function weigh(candidate, model)
   look(candidate)
   if not candidate.has_settings then return nil, "settings", "" end
@@ -191,7 +193,7 @@ local function weigh(candidate, model)
     return pass
   end
   if cooling_if_full then return nil, COOLING, cooling_if_full end
-  return nil, FULL, "", full_until
+  return nil, FULL, "", full_until, NOW < grace_until and grace_until or nil
 end
 
 -- Healed rests are forgotten; a probe is written into each rest that it probes.
@@ -284,11 +286,12 @@ local function serve(request)
   if NOW > request.deadline then return { 2 } end
   local known = again(request)
   if known then return known end
-  local refusal, cooldown_end, lease_end = { 0, 0, 0 }, nil, nil
+  local refusal, cooldown_end, lease_end, grace_end = { 0, 0, 0, 0 }, nil, nil, nil
   for _, index in ipairs(request.order) do
     local candidate = candidates[index]
-    local pass, reason, value, ends = weigh(candidate, request.model)
+    local pass, reason, value, ends, grace = weigh(candidate, request.model)
     if pass then return grant(candidate, pass, request) end
+    grace_end = grace_end or grace
     if reason == COOLING then cooldown_end = earlier(cooldown_end, value[1]) end
     if reason == FULL then
       waits = true
@@ -297,7 +300,7 @@ local function serve(request)
     refusal[#refusal + 1] = reason
     refusal[#refusal + 1] = value
   end
-  refusal[2], refusal[3] = cooldown_end or 0, lease_end or 0
+  refusal[2], refusal[3], refusal[4] = cooldown_end or 0, lease_end or 0, grace_end or 0
   return refusal
 end
 

@@ -9,8 +9,8 @@
   ARGV     1 id for a new epoch, 2 replication id or "", 3 "replace" or "repair", 4 channel for events, 5 this
            sidecar's name among those who wait, 6 provider, 7 number of keys,
            then for each key: id, pool, group or "", cap, fingerprint or "", pool it was in or ""
-  Returns  now in ms, epoch id, 1 and per key 1 where it had other settings, and the key that has the same
-           secret or ""; or now, epoch id, 0 where a pool has changed since the caller looked: nothing was
+  Returns  now in ms, epoch id, 1 and per key what it had where that is other settings (pool, group or "", cap,
+           fingerprint or ""), else 0, and the key that has the same secret or ""; or now, epoch id, 0 where a pool has changed since the caller looked: nothing was
            written, look again
   Atomic   in one step. Other keys are not touched; leases stay
   Clock    Redis TIME ]]
@@ -65,7 +65,7 @@ for at = 1, COUNT do
     if same == id then same = "" end
   end
   rests.show(key)
-  answers[#answers + 1] = differs and 1 or 0
+  answers[#answers + 1] = differs and { had[1], had[2] or "", had[3] or "", had[4] or "" } or 0
   answers[#answers + 1] = same
 end
 redis.call("PUBLISH", CHANNEL, "changed " .. SELF .. " " .. PROVIDER)

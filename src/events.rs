@@ -97,6 +97,13 @@ pub enum What {
         /// What it is.
         store: String,
     },
+    /// The store lost its data or failed over: until then keys are lent only to streams that are already open.
+    GraceBegan {
+        /// Whose keys.
+        provider: ProviderName,
+        /// When it ends, in ms of the store's clock.
+        until_ms: u64,
+    },
     /// A person revoked an app.
     AppRevoked {
         /// The app.

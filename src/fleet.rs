@@ -4,7 +4,7 @@
 //! All of it is beside the walk. A store that cannot be reached at the start keeps nobody from starting:
 //! the introduction is made as soon as it is there, and until then no key is lent.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Metrics;
 use crate::model::{KeyId, KeyStatus, OwnerId, ProviderName};
 use crate::route::ring::{ProviderKeys, Ring, RingKey};
-use crate::store::{StatusChange, Store, StoreError, StoreEvent, SyncKeys, SyncMode, Synced};
+use crate::store::{KeySettings, StatusChange, Store, StoreError, StoreEvent, SyncKeys, SyncMode, Synced};
 
 /// How long one call may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -36,7 +36,11 @@ pub struct Fleet {
     owner: OwnerId,
     metrics: Metrics,
     asked: Arc<Asked>,
+    told: Arc<Mutex<Told>>,
 }
+
+/// What this process told last of each key.
+type Told = HashMap<(ProviderName, KeyId), KeySettings>;
 
 /// An introduction that is wanted anew.
 #[derive(Default)]
@@ -49,7 +53,7 @@ struct Asked {
 impl Fleet {
     /// Does nothing yet.
     pub fn new(store: Arc<dyn Store>, ring: Arc<Ring>, owner: OwnerId, metrics: Metrics) -> Self {
-        Self { store, ring, owner, metrics, asked: Arc::default() }
+        Self { store, ring, owner, metrics, asked: Arc::default(), told: Arc::default() }
     }
 
     /// The configuration changed: the store is told soon, and these keys are switched on.
@@ -97,8 +101,9 @@ impl Fleet {
         let salt = bounded(self.store.salt(Some(self.ring.salt()))).await?;
         self.ring.salt_with(&salt);
         for keys in self.ring.all() {
-            let found = bounded(self.store.sync_keys(self.settings(&keys, mode))).await?;
-            say(&keys.provider.name, &found);
+            let settings = self.settings(&keys, mode);
+            let found = bounded(self.store.sync_keys(settings.clone())).await?;
+            self.say(&settings, &found);
             for key in keys.keys.iter().filter(|key| key.config.disabled) {
                 let (provider, id) = (keys.provider.name.clone(), key.config.id.clone());
                 bounded(self.store.set_status(provider, id, StatusChange::Disable)).await?;
@@ -112,6 +117,30 @@ impl Fleet {
         }
         self.metrics.store_up(true);
         Ok(())
+    }
+
+    /// Settings that this process had told itself are its own change, of which the reload speaks.
+    fn say(&self, told: &SyncKeys, found: &Synced) {
+        let (provider, mut known) =
+            (&told.provider, self.told.lock().unwrap_or_else(PoisonError::into_inner));
+        for now in &told.keys {
+            let own = known.insert((provider.clone(), now.key.clone()), now.clone());
+            let former = found.differing.iter().find(|former| former.key == now.key);
+            let Some(former) = former.filter(|former| own.as_ref() != Some(former)) else { continue };
+            if told.mode == SyncMode::Replace {
+                tracing::warn!(
+                    %provider, key = %now.key, differs = differences(former, now),
+                    "another sidecar, or this one before its start, gave this key other settings; those of this \
+                     sidecar count from now on"
+                );
+            }
+        }
+        for (key, other) in &found.same_secret {
+            tracing::warn!(
+                %provider, %key, %other,
+                "two keys have one secret, so the provider counts them as one; give each a secret of its own"
+            );
+        }
     }
 
     /// The task; ends with `stop`.
@@ -218,17 +247,15 @@ fn jittered(time: Duration) -> Duration {
     time.mul_f64(rand::rng().random_range(0.5..1.5))
 }
 
-fn say(provider: &ProviderName, found: &Synced) {
-    for key in &found.differing {
-        tracing::warn!(
-            %provider, %key,
-            "the store knew this key with other settings; those of this sidecar count from now on"
-        );
-    }
-    for (key, other) in &found.same_secret {
-        tracing::warn!(
-            %provider, %key, %other,
-            "two keys have one secret, so the provider counts them as one; give each a secret of its own"
-        );
-    }
+/// In people's words; a secret differs, and nothing more is said of it.
+fn differences(former: &KeySettings, now: &KeySettings) -> String {
+    let group = |settings: &KeySettings| settings.group.as_ref().map_or("none".into(), ToString::to_string);
+    let (uses_were, uses) = (former.max_concurrent_uses, now.max_concurrent_uses);
+    let all = [
+        (uses_were != uses).then(|| format!("max_concurrent_uses was {uses_were}, is {uses}")),
+        (former.pool != now.pool).then(|| format!("pool was {}, is {}", former.pool, now.pool)),
+        (former.group != now.group).then(|| format!("group was {}, is {}", group(former), group(now))),
+        (former.fingerprint != now.fingerprint).then(|| "another secret".into()),
+    ];
+    all.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }

@@ -1,8 +1,9 @@
 //! What is counted. Handles are resolved once or by a short locked look-up; memory does not grow
 //! between scrapes. Every room may count; nobody here knows a room.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -106,6 +107,8 @@ struct Inner {
     lost: Counter,
     expired: Counter,
     key_status: Family<StatusLabels, Gauge>,
+    /// Keys that have a status there.
+    shown: Mutex<HashSet<(ProviderName, KeyId)>>,
     cooldowns: Family<ReasonLabel, Counter>,
     failovers: Family<ReasonLabel, Counter>,
     scrubbed: Family<ScrubbedLabels, Counter>,
@@ -144,6 +147,7 @@ impl Metrics {
             lost: Counter::default(),
             expired: Counter::default(),
             key_status: Family::default(),
+            shown: Mutex::default(),
             cooldowns: Family::default(),
             failovers: Family::default(),
             scrubbed: Family::default(),
@@ -258,13 +262,28 @@ impl Metrics {
         self.0.expired.inc();
     }
 
-    /// Replaces the status of one key.
-    pub fn key_status(&self, provider: &ProviderName, key: &KeyId, status: KeyStatus) {
-        for each in KeyStatus::ALL {
-            let labels =
-                StatusLabels { provider: provider.to_string(), key: key.to_string(), status: each.as_str() };
-            self.0.key_status.get_or_create(&labels).set(i64::from(each == status));
+    /// Replaces the statuses of all keys; one that is not among them has none.
+    pub fn key_statuses(&self, keys: impl Iterator<Item = (ProviderName, KeyId, KeyStatus)>) {
+        let labels = |(provider, key): &(ProviderName, KeyId), status: KeyStatus| StatusLabels {
+            provider: provider.to_string(),
+            key: key.to_string(),
+            status: status.as_str(),
+        };
+        let mut shown = self.0.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = HashSet::new();
+        for (provider, key, status) in keys {
+            let key = (provider, key);
+            for each in KeyStatus::ALL {
+                self.0.key_status.get_or_create(&labels(&key, each)).set(i64::from(each == status));
+            }
+            now.insert(key);
         }
+        for gone in shown.difference(&now) {
+            for each in KeyStatus::ALL {
+                self.0.key_status.remove(&labels(gone, each));
+            }
+        }
+        *shown = now;
     }
 
     /// A cooldown was set.

@@ -484,6 +484,20 @@ impl Outcome {
         }
     }
 
+    /// Whether it rests nothing but the secret that was used; `group` is the key's, as its lease was told.
+    pub fn rests_secret_alone(&self, group: Option<&GroupName>) -> bool {
+        let of_group = match group {
+            Some(group) if group.is_auto() => self.organization.is_some() || *group != GroupName::auto(),
+            group => group.is_some(),
+        };
+        self.class != Class::Concurrency
+            && match self.blamed_scope() {
+                Scope::Key | Scope::KeyModel => true,
+                Scope::Group | Scope::GroupModel => !of_group,
+                Scope::ProviderModel => false,
+            }
+    }
+
     /// Whether another key may serve what this one did not.
     pub fn wants_another_key(&self) -> bool {
         self.class.blames_key() || self.another_key

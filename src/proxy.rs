@@ -354,6 +354,17 @@ impl Rooms {
     /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
     fn note(&self, in_use: &InUse, outcome: &Outcome) {
         let (provider, key) = (in_use.provider(), in_use.lease.key());
+        let said = outcome.ahead().unwrap_or_else(|| outcome.clone());
+        if Class::RESTS.contains(&said.class)
+            && said.rests_secret_alone(in_use.lease.group())
+            && self.ring.is_old(provider, key, in_use.lease.fingerprint())
+        {
+            tracing::info!(
+                %provider, %key, class = said.class.as_str(), status = said.status, code = said.code.as_deref(),
+                "the provider refused a secret that this key has no more; its present one is lent as before"
+            );
+            return;
+        }
         if let Some(wait) = outcome.wait.filter(|_| outcome.class == Class::Success) {
             let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
             tracing::info!(%provider, %key, wait_ms, "the provider says that nothing remains until then");

@@ -572,6 +572,13 @@ impl Hands for Reach {
         self.leases.wake(provider);
     }
 
+    fn lends_not(&self) -> Pin<Box<dyn Future<Output = Option<StoreError>> + Send + '_>> {
+        let candidates = |provider: &ProviderName| {
+            self.ring.of(provider.as_str()).map(|keys| keys.first_candidates(1)).unwrap_or_default()
+        };
+        Box::pin(self.leases.lends_not(candidates))
+    }
+
     fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime) {
         self.watcher.saw(provider, seen, asked);
     }

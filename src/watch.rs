@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::events::{Events, What};
 use crate::lease::{Gone, Lost, Witness};
-use crate::model::{Class, GroupName, KeyId, LeaseId, ModelName, ProviderName, Scope};
+use crate::model::{Class, GroupName, KeyId, KeyStatus, LeaseId, ModelName, ProviderName, Scope};
 use crate::route::ring::Ring;
 use crate::store::{Reason, Report, Reported, Snapshot, Store, StoreError, StoreEvent, StoreTime};
 
@@ -157,6 +157,18 @@ impl Inner {
         self.dirty().drain().collect()
     }
 
+    /// Told once, whoever finds it first.
+    fn grace(&self, book: &mut Book, provider: &ProviderName, until: StoreTime) {
+        let Some(began) = book.grace(provider, until) else { return };
+        let rest = until.since(self.store.now());
+        tracing::warn!(
+            %provider, ends_in_ms = u64::try_from(rest.as_millis()).unwrap_or(u64::MAX),
+            "the store has just lost its data or failed over: until the grace ends keys are lent only to streams \
+             that are already open"
+        );
+        self.events.tell(began);
+    }
+
     async fn look(&self, provider: &ProviderName) {
         let asked = self.store.now();
         let answer = timeout(LIMIT, self.store.snapshot(provider.clone())).await;
@@ -169,6 +181,9 @@ impl Inner {
         book.put_off(provider, now.plus(if matches!(answer, Ok(Ok(_))) { PAUSE } else { LIMIT }));
         // Told while the book is held, so that events come in the order of what they tell.
         self.events.tell_all(found);
+        if let Ok(Ok(Snapshot { grace_until_ms: Some(until), .. })) = answer {
+            self.grace(&mut book, provider, until);
+        }
     }
 }
 
@@ -194,9 +209,21 @@ impl Witness for Watcher {
         }
     }
 
+    fn in_grace(&self, provider: &ProviderName, until: StoreTime) {
+        self.0.grace(&mut self.0.book(), provider, until);
+    }
+
+    fn registered_again(&self, provider: &ProviderName) {
+        self.0.mark(provider);
+    }
+
     fn reported(&self, report: &Report, found: &Reported) {
         let inner = &*self.0;
         let (provider, now) = (&report.provider, inner.store.now());
+        let is_old = inner.ring.is_old(provider, &report.key, report.fingerprint);
+        if is_old && report.outcome.rests_secret_alone(report.group.as_ref()) {
+            return;
+        }
         let until = found.cooling_until.filter(|until| *until != StoreTime::NEVER);
         say_refusal(report, until.map(|until| until.since(now)));
         let mut book = inner.book();
@@ -213,9 +240,18 @@ impl Witness for Watcher {
             let rest = Rest { reason: report.outcome.class.as_str().into(), until, noted: now };
             let began = book.rests(provider, (own, subject), rest, &report.outcome);
             inner.events.tell_all(began);
+            if report.rests_group() {
+                inner.mark(provider); // every other key of the group has another status, too
+            }
             inner.nudge.notify_one(); // it may end before all others
         }
-        if let Some(status) = found.status {
+        let Some(status) = found.status.filter(|_| !is_old) else { return };
+        if status == KeyStatus::Available {
+            // Of itself, while its group may rest: a look tells both.
+            if !book.knows_status(provider, &report.key, status) {
+                inner.mark(provider);
+            }
+        } else {
             let reason = report.outcome.class.as_str();
             let changed = book.has_status(provider, &report.key, status, Some(reason), now);
             inner.events.tell_all(changed);

@@ -178,6 +178,55 @@ async fn who_comes_back_gets_what_he_missed_and_is_told_how_much_is_not_there_an
 }
 
 #[tokio::test]
+async fn where_a_group_rests_every_key_of_it_is_told_shown_and_counted_as_what_the_group_is() {
+    let provider = Provider::start(|seen| match seen.key() {
+        "sk-other" => openai(seen),
+        _ => {
+            let error = json!({"error": {"message": "no", "type": "insufficient_quota", "code": "insufficient_quota"}});
+            Play::json(429, &error)
+        }
+    })
+    .await;
+    let setup = ["a", "b", "c"]
+        .into_iter()
+        .fold(Setup::openai(&provider), |setup, id| setup.key(Key::new(id).group("org")));
+    let setup = setup.key(Key::new("other").group("else")).set("ranking.strategy", "\"fill_first\"");
+    let lessor = setup.start().await;
+    let mut events = Events::of(&lessor).await;
+    let answer = lessor.chat().await;
+    assert_eq!((answer.status, answer.header("x-lessor-key")), (200, "other"), "{}", answer.text());
+    assert_eq!(events.next().await.1["subject"], "org");
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        let (_, event) = events.next().await;
+        assert_eq!((&event["event"], &event["to"]), (&json!("key_status"), &json!("exhausted")), "{event}");
+        assert_eq!(event["reason"], "quota");
+        told.push(event["key"].as_str().unwrap().to_owned());
+    }
+    told.sort();
+    assert_eq!(told, ["a", "b", "c"]);
+    for id in ["a", "b", "c"] {
+        assert_eq!(lessor.status(id).await, "exhausted");
+        for (status, here) in [("exhausted", 1), ("available", 0)] {
+            let name = format!("lessor_key_status{{provider=\"openai\",key=\"{id}\",status=\"{status}\"}}");
+            assert_eq!(lessor.metric(&name).await as u32, here, "{name}");
+        }
+    }
+    assert_eq!(lessor.status("other").await, "available");
+    let pools = lessor.admin("/v1/pools").await.json();
+    assert_eq!((&pools["pools"][0]["keys"], &pools["pools"][0]["available"]), (&json!(4), &json!(1)));
+    let shown = lessor.cli(&["status"]).await;
+    assert!(shown.ok().contains("org: quota (429 insufficient_quota), ends in"), "{}", shown.ok());
+    // lifted by hand, all are told as available again
+    lessor.cli(&["keys", "enable", "openai/a"]).await.ok();
+    lessor.admin_post("/v1/keys/openai/a/clear").await;
+    assert_eq!(events.next_of("cooldown_ended").await["subject"], "org");
+    for _ in 0..3 {
+        assert_eq!(events.next_of("key_status").await["to"], "available");
+    }
+}
+
+#[tokio::test]
 async fn a_store_that_goes_away_and_comes_back_is_told() {
     let provider = Provider::start(openai).await;
     let redis = Redis::start().await;

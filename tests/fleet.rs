@@ -216,6 +216,149 @@ async fn without_its_store_a_sidecar_refuses_at_once_and_serves_again_when_it_is
     }
 }
 
+/// Restarts the server with its data, which gives these another history.
+async fn restarted_with_its_data(redis: &Redis) {
+    let snapshot = redis.snapshot().await;
+    redis.kill();
+    redis.restart_with(&snapshot).await;
+}
+
+#[tokio::test]
+async fn after_a_restart_with_no_open_stream_nothing_registers_again_and_every_request_is_served() {
+    let (gate, redis) = (Gate::default(), Redis::start().await);
+    let provider = streaming(&gate).await;
+    let setup = on(&redis, &provider).key(Key::new("a").cap(8)).set("queue.max_wait", "\"0s\"");
+    let lessor = setup.start().await;
+    drop(begun(&lessor).await);
+    lessor.is_free_within_a_second("a").await;
+    restarted_with_its_data(&redis).await;
+    let first = eventually("served again", async || {
+        let mut stream = lessor.open(chat("gpt-4o-mini")).await;
+        if stream.status != 200 {
+            return None;
+        }
+        stream.read_to("one").await;
+        Some(stream)
+    })
+    .await;
+    // not by the next heartbeat either, nor after a connection that broke and came back to the same history
+    tokio::time::sleep(ms(1500)).await;
+    let second = begun(&lessor).await;
+    let connected = redis.info("total_connections_received").await;
+    redis.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    eventually("it comes back", async || {
+        (redis.info("total_connections_received").await != connected).then_some(())
+    })
+    .await;
+    tokio::time::sleep(ms(1500)).await;
+    let third = begun(&lessor).await;
+    assert!(lessor.admin("/v1/status").await.json()["graces"].as_array().unwrap().is_empty());
+    assert!(!lessor.log().contains("grace"), "{}", lessor.log());
+    drop((first, second, third));
+}
+
+#[tokio::test]
+async fn a_request_that_the_grace_refuses_is_told_so_and_one_that_waits_is_served_at_its_end() {
+    let (gate, redis) = (Gate::default(), Redis::start().await);
+    let provider = streaming(&gate).await;
+    let lessor = on(&redis, &provider).key(Key::new("a").cap(8)).start().await;
+    let mut open = begun(&lessor).await;
+    restarted_with_its_data(&redis).await;
+    let asked = |wait: &str| chat("gpt-4o-mini").header("x-lessor-max-wait", wait);
+    let refused = eventually("the open stream's lease registers again", async || {
+        let answer = lessor.open(asked("0")).await;
+        (answer.status == 429).then_some(answer)
+    })
+    .await
+    .whole()
+    .await
+    .unwrap();
+    refused.is_error(429, "pool_exhausted");
+    assert!(
+        refused.text().contains("failed over") && refused.text().contains("already open"),
+        "{}",
+        refused.text()
+    );
+    let told: u64 = refused.header("retry-after").parse().unwrap();
+    assert!((1..=3).contains(&told), "{told}");
+    let status = lessor.admin("/v1/status").await.json();
+    assert_eq!(status["graces"][0]["provider"], "openai");
+    assert!(lessor.cli(&["status"]).await.ok().contains("streams that are already open, for"));
+    // who waits long enough is served once it is over, and not before
+    let began = Instant::now();
+    let waited = lessor.open(asked("9s")).await;
+    assert_eq!(waited.status, 200);
+    assert!(began.elapsed() >= Duration::from_secs(told - 1) && began.elapsed() < TTL + ms(1000));
+    let events = lessor.cli(&["events"]).await;
+    assert_eq!(events.ok().matches("has just lost its data or failed over").count(), 1, "{}", events.ok());
+    let said = |line: &&str| line.contains("has just lost its data or failed over: until");
+    assert_eq!(lessor.log().lines().filter(said).count(), 1);
+    // the open stream has lived through it all
+    gate.open();
+    open.read_to("[DONE]").await;
+}
+
+#[tokio::test]
+async fn a_store_that_answers_and_does_not_lend_is_told_as_away_until_it_lends() {
+    let (gate, redis) = (Gate::default(), Redis::start().await);
+    let provider = streaming(&gate).await;
+    let lessor = on(&redis, &provider).key(Key::new("a").cap(8)).start().await;
+    let open = begun(&lessor).await;
+    redis.command(&["ACL", "SETUSER", "default", "-zcount"]).await;
+    lessor.chat().await.is_error(503, "store_unavailable");
+    let began = Instant::now();
+    while began.elapsed() < ms(2500) {
+        // the open stream's renewals, which succeed, and readiness' own look make it no better
+        let ready = lessor.admin("/readyz").await;
+        assert_eq!(ready.status, 503, "{}", ready.text());
+        assert!(ready.text().contains("store_unavailable"), "{}", ready.text());
+        assert!(lessor.metric("lessor_store_up").await < 0.5);
+        tokio::time::sleep(ms(50)).await;
+    }
+    assert_eq!(lessor.cli(&["status"]).await.code, Some(5));
+    assert_eq!(lessor.log().matches("the store fails").count(), 1, "{}", lessor.log());
+    assert!(!lessor.log().contains("answers again"), "{}", lessor.log());
+    redis.command(&["ACL", "SETUSER", "default", "+zcount"]).await;
+    // with no request at all
+    let ready = async || (lessor.admin("/readyz").await.status == 200).then_some(());
+    eventually("it is ready again", ready).await;
+    assert_eq!(lessor.log().matches("answers again").count(), 1);
+    assert!(lessor.metric("lessor_store_up").await > 0.5);
+    drop(open);
+}
+
+#[tokio::test]
+async fn another_sidecars_settings_are_told_with_what_differs_and_ones_own_change_is_not() {
+    let (provider, redis) = (Provider::plain(openai).await, Redis::start().await);
+    const WARNING: &str = "those of this sidecar count from now on";
+    let with = |cap: u32| on(&redis, &provider).key(Key::new("a").cap(cap));
+    let uses = async |lessor: &Lessor| lessor.key("a").await["max_concurrent_uses"].as_u64().unwrap();
+    let reload = async |lessor: &Lessor, cap: u32| {
+        std::fs::write(lessor.home().path().join("lessor.toml"), with(cap).toml()).unwrap();
+        lessor.signal(rustix::process::Signal::HUP);
+        let there = async || (uses(lessor).await == u64::from(cap)).then_some(());
+        eventually("the new cap counts", there).await;
+    };
+    let one = with(4).start().await;
+    reload(&one, 5).await;
+    reload(&one, 6).await;
+    assert!(!one.log().contains(WARNING), "{}", one.log());
+    let two = with(8).start().await;
+    assert_eq!(uses(&one).await, 8);
+    let differs = |lessor: &Lessor, text: &str| {
+        let log = lessor.log();
+        assert_eq!(log.matches(WARNING).count(), 1, "{log}");
+        assert!(log.contains(text), "{log}");
+    };
+    differs(&two, "max_concurrent_uses was 6, is 8");
+    assert!(!one.log().contains(WARNING), "{}", one.log());
+    reload(&one, 7).await;
+    let told = async || one.log().contains(WARNING).then_some(());
+    eventually("it is told", told).await;
+    differs(&one, "max_concurrent_uses was 8, is 7");
+}
+
 #[tokio::test]
 async fn an_idle_sidecar_says_when_its_store_goes_and_when_it_comes_back() {
     let (provider, redis) = (Provider::plain(openai).await, Redis::start().await);

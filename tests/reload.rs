@@ -214,6 +214,68 @@ async fn an_app_that_is_taken_out_is_cut_off_and_a_new_one_is_let_in() {
 }
 
 #[tokio::test]
+async fn a_key_that_was_taken_out_is_counted_no_more_and_where_others_may_have_it_shown_as_theirs() {
+    let redis = Redis::start().await;
+    for store in ["memory:".to_owned(), redis.url()] {
+        let gate = Gate::default();
+        let provider = Provider::start({
+            let gate = gate.clone();
+            move |_| Play::sse().event("one").until(&gate).done()
+        })
+        .await;
+        let with = |keys: &[&str]| {
+            let setup = Setup::openai(&provider).set("store.url", &format!("{store:?}"));
+            let setup = keys.iter().fold(setup, |setup, id| setup.key(Key::new(id)));
+            setup.set("ranking.strategy", "\"fill_first\"").env("SECRET_OPENAI_B", "sk-b")
+        };
+        let lessor = with(&["b", "a"]).start().await;
+        let mut open = lessor.open(support::lessor::chat("gpt-4o-mini")).await;
+        assert_eq!((open.status, open.header("x-lessor-key")), (200, "b"), "{}", lessor.log());
+        open.read_to("one").await;
+        let metric = async |id: &str| {
+            let page = lessor.admin("/metrics").await.text();
+            page.lines()
+                .any(|line| line.starts_with("lessor_key_status") && line.contains(&format!("key=\"{id}\"")))
+        };
+        assert!(metric("a").await && metric("b").await);
+        write(&lessor, &with(&["a"]));
+        hang_up(&lessor);
+        says(&lessor, "\"removed\":\"openai/b\"").await;
+        let keys = async || lessor.admin("/v1/keys").await.json()["keys"].as_array().unwrap().clone();
+        if store == "memory:" {
+            let gone = async || keys().await.iter().all(|key| key["id"] != "b").then_some(());
+            eventually("it is gone", gone).await;
+        } else {
+            let found = keys().await;
+            let found: Vec<_> =
+                found.iter().map(|key| (key["id"].as_str(), key["configured"].as_bool())).collect();
+            assert_eq!(found, [(Some("a"), Some(true)), (Some("b"), Some(false))]);
+            let shown = lessor.cli(&["keys", "list"]).await;
+            assert!(shown.ok().contains("available, not configured here"), "{}", shown.ok());
+        }
+        let pools = lessor.admin("/v1/pools").await.json();
+        assert_eq!(
+            (&pools["pools"][0]["keys"], &pools["pools"][0]["max_concurrent_uses"]),
+            (&1.into(), &8.into())
+        );
+        assert!(metric("a").await && !metric("b").await);
+        // its stream runs on, and its lease is shown and given back
+        assert_eq!(lessor.admin("/v1/leases").await.json()["leases"][0]["key_id"], "b");
+        gate.open();
+        open.read_to("[DONE]").await;
+        let back = async || {
+            lessor.admin("/v1/leases").await.json()["leases"].as_array().unwrap().is_empty().then_some(())
+        };
+        eventually("the slot is given back", back).await;
+        // and it may come back
+        write(&lessor, &with(&["b", "a"]));
+        hang_up(&lessor);
+        let served = async || (lessor.chat().await.header("x-lessor-key") == "b").then_some(());
+        eventually("it is lent again", served).await;
+    }
+}
+
+#[tokio::test]
 async fn a_key_switched_off_by_the_file_is_not_lent_and_back_on_it_is() {
     let provider = Provider::start(openai).await;
     let setup = Setup::openai(&provider).key(Key::new("a"));
@@ -328,6 +390,45 @@ async fn a_secret_swapped_by_kubernetes_under_load_fails_no_request() {
     says(&lessor, "\"rotated\":\"openai/a\"").await;
     let log = lessor.log();
     assert!(!log.contains("sk-first") && !log.contains("sk-second"));
+}
+
+#[tokio::test]
+async fn a_refusal_of_the_old_secret_is_told_as_that_and_as_nothing_else() {
+    for (status, code) in [(401, "invalid_api_key"), (429, "insufficient_quota")] {
+        let gate = Gate::default();
+        let play =
+            Play::json(status, &serde_json::json!({"error": {"message": "no", "type": code, "code": code}}));
+        let provider = Provider::builder()
+            .bad_keys_expected()
+            .start({
+                let gate = gate.clone();
+                move |seen| match seen.key() {
+                    "sk-first" => Play::new().until(&gate).then(play.clone()),
+                    _ => ok(),
+                }
+            })
+            .await;
+        let dir = tempfile::tempdir().unwrap();
+        let volume = Volume::new(dir.path(), "key", "sk-first");
+        let lessor = start_with(&with_secret_file(&provider, &dir.path().join("key"))).await;
+        let (_, ()) = tokio::join!(lessor.get("/openai/v1/models"), async {
+            provider.request(1).await;
+            volume.swap("key", "sk-second");
+            says(&lessor, "\"rotated\":\"openai/a\"").await;
+            gate.open();
+        });
+        says(&lessor, "a secret that this key has no more").await;
+        assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
+        lessor.is_free_within_a_second("a").await; // a lease ends after its report
+        assert!(!lessor.log().contains("this key is bad"), "{}", lessor.log());
+        let events = lessor.cli(&["events"]).await;
+        assert!(!events.ok().contains("openai/a is") && !events.ok().contains("cooldown"), "{}", events.ok());
+        for reason in ["invalid", "quota"] {
+            let counted = lessor.metric(&format!("lessor_key_cooldowns_total{{reason=\"{reason}\"}}")).await;
+            assert_eq!(counted as u32, 0, "{code}: {reason}");
+        }
+        assert_eq!(lessor.status("a").await, "available");
+    }
 }
 
 #[tokio::test]

@@ -1444,7 +1444,7 @@ async fn a_cluster_that_moves_a_master_is_followed_and_leases_are_reasserted_the
     let after = sidecar.store.renew(sidecar.renewal(&[&lent])).await.unwrap();
     assert!(matches!(after.answers[0], RenewAnswer::Renewed(_)), "{after:?}");
     assert_ne!(after.epoch, before.epoch, "another server's history");
-    let again = Renew { reassert: true, epoch: Some(after.epoch.clone()), ..sidecar.renewal(&[&lent]) };
+    let again = Renew { reassert: true, epoch: Some(before.epoch.clone()), ..sidecar.renewal(&[&lent]) };
     let again = sidecar.store.renew(again).await.unwrap();
     assert!(matches!(again.answers[0], RenewAnswer::Renewed(_)), "{again:?}");
     // which starts the grace: nothing new is lent for a while

@@ -53,7 +53,8 @@ use events::Following;
 use gate::{Door, admit};
 pub use not_lent::not_lent;
 pub use seen::{
-    AppSeen, CaSeen, CheckResult, LeaseSeen, PoolView, RankSeen, RankingSeen, Status, StoreSeen, TermsSeen,
+    AppSeen, CaSeen, CheckResult, GraceSeen, KeySeen, LeaseSeen, PoolView, RankSeen, RankingSeen, Status,
+    StoreSeen, TermsSeen,
 };
 pub use socket::{bind_unix, socket_path, socket_paths};
 
@@ -98,6 +99,8 @@ pub trait Hands: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>>;
     /// The process's own view: a person switched the key on or off.
     fn switched(&self, provider: &ProviderName, key: &KeyId, on: bool);
+    /// Why the store lends no key, as the last request for one saw and one more try confirms.
+    fn lends_not(&self) -> Pin<Box<dyn Future<Output = Option<StoreError>> + Send + '_>>;
     /// What the store holds, as it was asked for then, after a person changed something.
     fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime);
     /// What an examination borrows from the rooms.

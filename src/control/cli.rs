@@ -15,12 +15,11 @@ use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
 use crate::config::{Address, Listen};
-use crate::control::admin::{self, AppSeen, CaSeen, CheckResult, LeaseSeen, Status, socket_paths};
+use crate::control::admin::{self, AppSeen, CaSeen, CheckResult, KeySeen, LeaseSeen, Status, socket_paths};
 use crate::control::doctor::outside::Doctor;
 use crate::control::environment::Served;
 use crate::control::exec::{Companion, Env, Exec};
 use crate::model::{AppName, KeyId, LeaseId, ProviderName, Secret};
-use crate::store::KeyView;
 
 mod asked;
 mod call;
@@ -632,7 +631,7 @@ fn refused(answer: &Answer, token: bool) -> Failure {
 fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<String> {
     Ok(match ask {
         Ask::Status { .. } => tables::status(&parsed::<Status>(answer)?, answer.now),
-        Ask::Keys(Keys::List) => tables::keys(&list::<KeyView>(answer, "keys")?, answer.now),
+        Ask::Keys(Keys::List) => tables::keys(&list::<KeySeen>(answer, "keys")?, answer.now),
         Ask::Leases(Leases::List) => tables::leases(&list::<LeaseSeen>(answer, "leases")?, answer.now),
         Ask::Keys(Keys::Check { key }) => {
             let found: CheckResult = parsed(answer)?;
@@ -643,7 +642,7 @@ fn shown(ask: &Ask, answer: &Answer, exit: &mut Exit) -> serde_json::Result<Stri
         }
         Ask::Events { .. } => String::new(), // printed as they come
         Ask::Keys(Keys::Enable { .. } | Keys::Disable { .. } | Keys::Drain { .. } | Keys::Clear { .. }) => {
-            tables::keys(&[parsed::<KeyView>(answer)?], answer.now)
+            tables::keys(&[parsed::<KeySeen>(answer)?], answer.now)
         }
         Ask::Leases(Leases::Revoke { id }) => format!("{id} revoked\n"),
         Ask::Apps(Apps::List) => tables::apps(&list::<AppSeen>(answer, "apps")?),

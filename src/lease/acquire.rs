@@ -79,6 +79,16 @@ pub enum AcquireError {
         /// What keeps the keys.
         kept: Vec<Kept>,
     },
+    /// The store is in its grace, for longer than the wait.
+    #[error(
+        "the store has just lost its data or failed over: for up to {}s more keys are lent only to streams that are \
+         already open, so that none is lent twice; the first keys are lent after that",
+        retry_after.as_millis().div_ceil(1000)
+    )]
+    StoreGrace {
+        /// When it ends.
+        retry_after: Duration,
+    },
     /// Every fitting key is invalid, disabled or pending.
     #[error(
         "pool `{pool}` has no usable key for this: all are invalid, disabled or pending; `lessor keys` tells why"
@@ -123,6 +133,38 @@ impl Leases {
         let lease = walk.go().await?;
         self.inner().metrics.waited(lease.waited());
         Ok(lease)
+    }
+
+    /// Why the store lends no key, where it failed to when it was last asked. It is asked once more, for one of
+    /// these, so that who is asked by nobody else does not hold on to an old failure.
+    pub async fn lends_not(
+        &self,
+        candidates: impl FnOnce(&ProviderName) -> Vec<Candidate>,
+    ) -> Option<StoreError> {
+        let failed = || lock(&self.inner().lends_not).clone();
+        let (provider, _) = failed()?;
+        let candidates = candidates(&provider);
+        let Some(first) = candidates.first() else {
+            lock(&self.inner().lends_not).take_if(|(failed, _)| *failed == provider);
+            return None; // nobody will ask for these keys again
+        };
+        let fitting: Arc<[KeyId]> = candidates.iter().map(|candidate| candidate.key.clone()).collect();
+        let not_asked = |wanted: &Wanted<'_>| {
+            let asked = |one: &Candidate| wanted.asked.iter().any(|other| other.key == one.key);
+            candidates.iter().filter(|one| !asked(one)).cloned().collect()
+        };
+        let want = Want {
+            provider: &provider,
+            app: &AppName::anonymous(),
+            pool: &first.pool,
+            model: None,
+            fitting: &|| Arc::clone(&fitting),
+            rank: &not_asked,
+            confirm: &|_, _| true,
+            until: Instant::now(),
+        };
+        drop(self.acquire(want).await); // what it tells is noted on its way
+        failed().map(|(_, cause)| cause)
     }
 }
 
@@ -221,6 +263,11 @@ impl<'a> Walk<'a> {
         let left = self.want.until.saturating_duration_since(Instant::now());
         let inner = self.leases.inner();
         let now = inner.store.now();
+        // Nothing that ends meanwhile is lent anew, so that alone makes a shorter wait hopeless.
+        let grace = blocked.grace_end.map(|end| end.since(now));
+        if let Some(retry_after) = grace.filter(|rest| *rest > left) {
+            return Err(AcquireError::StoreGrace { retry_after });
+        }
         let cooled = match blocked.cooldown_end {
             Some(end) if blocked.full.is_empty() => Some(end.since(now)),
             _ => None,
@@ -310,7 +357,7 @@ impl<'a> Walk<'a> {
         };
         let mut call = Asking::new(inner, self.station, id, asked, inner.store.acquire(ask));
         let answer = call.answer().await;
-        inner.saw(&answer);
+        inner.saw_lending(self.want.provider, &answer);
         let took = call.sent().elapsed();
         match answer {
             Ok(Acquired::Granted(grant)) => {
@@ -323,6 +370,9 @@ impl<'a> Walk<'a> {
                     refusal.reasons.iter().for_each(|(key, why)| {
                         witness.passed_over(self.want.provider, model, key, *why);
                     });
+                    if let Some(end) = refusal.grace_end {
+                        witness.in_grace(self.want.provider, end);
+                    }
                 });
                 let unusable = !refusal.any_full() && !refusal.any_cooling();
                 inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
@@ -449,7 +499,7 @@ fn blocked(refusal: &Refusal, mut barred: Vec<KeyId>) -> Blocked {
         _ => None,
     };
     let end = refusal.cooldown_end.into_iter().chain(refusal.reasons.iter().filter_map(cooling)).min();
-    Blocked { full: barred, cooldown_end: end, reasons }
+    Blocked { full: barred, cooldown_end: end, grace_end: refusal.grace_end, reasons }
 }
 
 fn merge(into: &mut Refusal, more: Refusal) {
@@ -457,4 +507,5 @@ fn merge(into: &mut Refusal, more: Refusal) {
     into.reasons.extend(more.reasons);
     into.cooldown_end = earliest(into.cooldown_end, more.cooldown_end);
     into.lease_end = earliest(into.lease_end, more.lease_end);
+    into.grace_end = into.grace_end.or(more.grace_end);
 }

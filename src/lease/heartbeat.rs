@@ -7,8 +7,10 @@
 //!
 //! A lease that the store does not know is lost, with one exception: where the store's data may have gone
 //! (another epoch, or an answer after a failure) the next call re-registers what is still within its
-//! deadline, under the cap. Such a call never names a lease whose release has begun; and one that crossed a
-//! release on its way is followed by a second release.
+//! deadline, under the cap. It names only what was granted or confirmed before, by the epoch of that time: a
+//! lease from the store's present life has nothing to re-register, and must start no grace. Such a call never
+//! names a lease whose release has begun; and one that crossed a release on its way is followed by a second
+//! release.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,15 +39,22 @@ const IDLE: Duration = Duration::from_hours(1);
 /// One provider's live leases and its rhythm.
 #[derive(Default)]
 pub(super) struct Beat {
-    leases: HashMap<LeaseId, Arc<Hold>>,
+    leases: HashMap<LeaseId, Entry>,
     gauges: HashMap<KeyId, Vec<(PoolName, Gauge)>>,
-    /// The store's life in which the leases are known.
+    /// The store's life that was seen last.
     epoch: Option<Epoch>,
-    /// The next call re-registers what the store does not know.
-    reassert: bool,
     /// When the next call is due; `None` while it runs, or without leases.
     next: Option<Instant>,
     running: bool,
+}
+
+/// A live lease and what the store is known to know of it.
+struct Entry {
+    hold: Arc<Hold>,
+    /// The life of the store in which it was granted, or last registered.
+    epoch: Epoch,
+    /// The store may not know it: the next call re-registers it.
+    in_doubt: bool,
 }
 
 impl Beat {
@@ -57,23 +66,27 @@ impl Beat {
         hold: &Arc<Hold>,
         epoch: &Epoch,
     ) -> (Gauge, u64) {
-        self.leases.insert(hold.id, Arc::clone(hold));
-        let next = match &self.epoch {
-            Some(known) if known != epoch => {
-                self.reassert = true;
-                Instant::now()
+        if self.epoch.as_ref() != Some(epoch) {
+            self.epoch = Some(epoch.clone());
+            for entry in self.leases.values_mut().filter(|entry| entry.epoch != *epoch) {
+                entry.in_doubt = true;
             }
-            Some(_) => Instant::now() + inner.lease.heartbeat,
-            None => {
-                self.epoch = Some(epoch.clone());
-                Instant::now() + inner.lease.heartbeat
+            if !self.running && self.is_any_in_doubt() {
+                self.next = Some(Instant::now());
             }
-        };
+        }
+        let entry = Entry { hold: Arc::clone(hold), epoch: epoch.clone(), in_doubt: false };
+        self.leases.insert(hold.id, entry);
         if !self.running {
+            let next = Instant::now() + inner.lease.heartbeat;
             self.next = Some(self.next.map_or(next, |planned| planned.min(next)));
         }
         let due = self.next.map_or(u64::MAX, |next| inner.ticks(next)).min(hold.due());
         (self.gauge(inner, station, hold), due)
+    }
+
+    fn is_any_in_doubt(&self) -> bool {
+        self.leases.values().any(|entry| entry.in_doubt && entry.hold.is_sound())
     }
 
     fn gauge(&mut self, inner: &Inner, station: &Station, hold: &Hold) -> Gauge {
@@ -88,7 +101,7 @@ impl Beat {
     }
 
     pub(super) fn get(&self, lease: LeaseId) -> Option<Arc<Hold>> {
-        self.leases.get(&lease).cloned()
+        self.leases.get(&lease).map(|entry| Arc::clone(&entry.hold))
     }
 
     pub(super) fn remove(&mut self, lease: LeaseId) {
@@ -96,7 +109,7 @@ impl Beat {
     }
 
     pub(super) fn take_all(&mut self) -> Vec<Arc<Hold>> {
-        self.leases.drain().map(|(_, hold)| hold).collect()
+        self.leases.drain().map(|(_, entry)| entry.hold).collect()
     }
 
     /// The round that is due now, if one is.
@@ -105,42 +118,58 @@ impl Beat {
             return None;
         }
         self.next = None;
-        let mut leases: Vec<_> = self.leases.values().filter(|hold| hold.is_sound()).cloned().collect();
-        if leases.is_empty() {
+        let mut parts: Vec<Part> = Vec::new();
+        for entry in self.leases.values_mut().filter(|entry| entry.hold.is_sound()) {
+            let reassert = std::mem::take(&mut entry.in_doubt);
+            let known = parts.iter_mut().find(|part| part.epoch == entry.epoch && part.reassert == reassert);
+            match known {
+                Some(part) => part.leases.push(Arc::clone(&entry.hold)),
+                None => parts.push(Part {
+                    leases: vec![Arc::clone(&entry.hold)],
+                    epoch: entry.epoch.clone(),
+                    reassert,
+                }),
+            }
+        }
+        if parts.is_empty() {
             return None; // the next lease starts the rhythm anew
         }
-        leases.sort_unstable_by_key(|hold| hold.id);
+        for part in &mut parts {
+            part.leases.sort_unstable_by_key(|hold| hold.id);
+        }
         self.running = true;
-        Some(Round { leases, epoch: self.epoch.clone(), reassert: std::mem::take(&mut self.reassert) })
+        Some(Round { parts })
     }
 
     /// What the store knows of these leases is in doubt: re-register them now.
     pub(super) fn doubt(&mut self) {
-        if self.leases.is_empty() {
-            return;
+        for entry in self.leases.values_mut() {
+            entry.in_doubt = true;
         }
-        self.reassert = true;
-        if !self.running {
+        if !self.running && !self.leases.is_empty() {
             self.next = Some(Instant::now());
         }
     }
 
-    fn end(&mut self, inner: &Inner, round: &Round, begun: Instant, saw: &Saw) {
+    fn end(&mut self, inner: &Inner, round: &Round, begun: Instant, saw: &[Saw]) {
         self.running = false;
         let now = Instant::now();
-        let moved = saw.epoch.is_some() && saw.epoch != round.epoch;
-        if let Some(epoch) = &saw.epoch {
-            self.epoch = Some(epoch.clone());
+        let mut again = false;
+        for (part, saw) in round.parts.iter().zip(saw) {
+            again |= saw.failed || saw.late;
+            for hold in &part.leases {
+                if let Some(entry) = self.leases.get_mut(&hold.id) {
+                    entry.learn(part, saw);
+                }
+            }
+            if let Some(epoch) = &saw.epoch {
+                self.epoch = Some(epoch.clone());
+            }
         }
-        // A first epoch tells nothing about a loss; a changed one means that what was known is gone.
-        let must_reassert = saw.failed || (moved && round.epoch.is_some());
-        self.reassert |= must_reassert;
-        let next = if must_reassert && !saw.failed && !round.reassert {
-            now
-        } else if must_reassert || saw.late {
+        let next = if again {
             now + (inner.lease.heartbeat / 10).clamp(RETRY.0, RETRY.1)
-        } else if self.reassert {
-            now // a grant meanwhile came from another life of the store
+        } else if self.is_any_in_doubt() {
+            now
         } else {
             (begun + inner.lease.heartbeat).max(now)
         };
@@ -149,24 +178,50 @@ impl Beat {
 
     /// Leases of which a time has passed.
     fn passed(&self, now: u64) -> Vec<Arc<Hold>> {
-        self.leases.values().filter(|hold| hold.due() <= now).cloned().collect()
+        let holds = self.leases.values().map(|entry| &entry.hold);
+        holds.filter(|hold| hold.due() <= now).cloned().collect()
     }
 
     /// When the task must look at this provider again, in ticks.
     fn due(&self, inner: &Inner) -> u64 {
         let next = self.next.map_or(u64::MAX, |next| inner.ticks(next));
-        self.leases.values().map(|hold| hold.due()).fold(next, u64::min)
+        self.leases.values().map(|entry| entry.hold.due()).fold(next, u64::min)
+    }
+}
+
+impl Entry {
+    /// What a call that named it told.
+    fn learn(&mut self, part: &Part, saw: &Saw) {
+        match &saw.epoch {
+            _ if saw.failed => self.in_doubt = true,
+            // By its old epoch it is to be re-registered, should that be what starts the grace.
+            Some(epoch) if *epoch != part.epoch && !part.reassert => self.in_doubt = true,
+            _ if saw.late => self.in_doubt |= part.reassert,
+            Some(epoch) => self.epoch = epoch.clone(),
+            None => {}
+        }
     }
 }
 
 /// One provider's renewal.
 struct Round {
+    parts: Vec<Part>,
+}
+
+/// Leases of which the store is told in one way; all of them, save after a change of epoch.
+struct Part {
     leases: Vec<Arc<Hold>>,
-    epoch: Option<Epoch>,
+    epoch: Epoch,
     reassert: bool,
 }
 
-/// What a round's answers told.
+impl Round {
+    fn reasserts(&self) -> bool {
+        self.parts.iter().any(|part| part.reassert)
+    }
+}
+
+/// What the answers about one part told.
 #[derive(Default)]
 struct Saw {
     epoch: Option<Epoch>,
@@ -209,27 +264,32 @@ pub(super) async fn run(inner: Arc<Inner>) {
 async fn renew(inner: &Arc<Inner>, station: Arc<Station>, round: Round) {
     let begun = Instant::now();
     let limit = inner.lease.heartbeat.min(inner.lease.ttl / 3);
-    if round.reassert {
+    if round.reasserts() {
         tell_keys(inner, &station, limit).await;
     }
-    let calls = round.leases.chunks(CHUNK).map(|leases| {
-        let ask = ask(inner, &station, &round, leases, limit);
-        async move { (leases, settle::bounded(limit, inner.store.renew(ask)).await) }
+    let chunks = round.parts.iter().enumerate();
+    let chunks =
+        chunks.flat_map(|(nth, part)| part.leases.chunks(CHUNK).map(move |leases| (nth, part, leases)));
+    let calls = chunks.map(|(nth, part, leases)| {
+        let ask = ask(inner, &station, part, leases, limit);
+        async move { (nth, part, leases, settle::bounded(limit, inner.store.renew(ask)).await) }
     });
-    let mut saw = Saw::default();
-    for (leases, answer) in join_all(calls).await {
+    let mut saw: Vec<Saw> = round.parts.iter().map(|_| Saw::default()).collect();
+    for (nth, part, leases, answer) in join_all(calls).await {
         inner.saw(&answer);
         if let Err(cause) = &answer {
             station.store_failed(cause);
         }
-        take_in(inner, &round, leases, answer, begun, &mut saw);
+        take_in(inner, part, leases, answer, begun, &mut saw[nth]);
     }
-    if saw.failed || saw.late {
+    let failed = saw.iter().any(|saw| saw.failed);
+    if failed || saw.iter().any(|saw| saw.late) {
         inner.metrics.heartbeat_failed();
     }
     lock(&station.beat).end(inner, &round, begun, &saw);
-    if round.reassert {
-        release_crossed(inner, &station, &round, if saw.failed { begun + limit } else { begun });
+    if round.reasserts() {
+        inner.tell(|witness| witness.registered_again(&station.provider));
+        release_crossed(inner, &station, &round, if failed { begun + limit } else { begun });
     }
 }
 
@@ -241,10 +301,10 @@ async fn tell_keys(inner: &Arc<Inner>, station: &Station, limit: Duration) {
     }
 }
 
-fn ask(inner: &Inner, station: &Station, round: &Round, leases: &[Arc<Hold>], limit: Duration) -> Renew {
+fn ask(inner: &Inner, station: &Station, part: &Part, leases: &[Arc<Hold>], limit: Duration) -> Renew {
     let now = Instant::now();
     let mut within = limit;
-    if round.reassert {
+    if part.reassert {
         // Never may a call that comes late re-create what its holder has given up by then.
         let first = leases.iter().map(|hold| hold.deadline.load(Ordering::Acquire)).min();
         if let Some(first) = first.and_then(|ticks| inner.at(ticks)) {
@@ -254,17 +314,17 @@ fn ask(inner: &Inner, station: &Station, round: &Round, leases: &[Arc<Hold>], li
     Renew {
         provider: station.provider.clone(),
         owner: inner.owner.clone(),
-        epoch: round.epoch.clone(),
+        epoch: Some(part.epoch.clone()),
         leases: leases.iter().map(|hold| hold.as_held()).collect(),
         ttl: inner.lease.ttl,
         deadline: inner.store.now().plus(within),
-        reassert: round.reassert,
+        reassert: part.reassert,
     }
 }
 
 fn take_in(
     inner: &Inner,
-    round: &Round,
+    part: &Part,
     leases: &[Arc<Hold>],
     answer: Result<Renewed, StoreError>,
     sent: Instant,
@@ -275,12 +335,12 @@ fn take_in(
         return;
     };
     // In another life of the store "not known" says nothing yet: the next call re-registers.
-    let moved = round.epoch.as_ref().is_some_and(|epoch| *epoch != renewed.epoch);
+    let moved = part.epoch != renewed.epoch;
     let deadline = inner.deadline(sent);
     for (hold, answer) in leases.iter().zip(&renewed.answers) {
         match answer {
             RenewAnswer::Renewed(_) => hold.deadline.store(deadline, Ordering::Release),
-            RenewAnswer::Lost if moved && !round.reassert => {}
+            RenewAnswer::Lost if moved && !part.reassert => {}
             // Its release overtook the renewal: nobody holds it any more.
             RenewAnswer::Lost if hold.is_released() => {}
             RenewAnswer::Lost => hold.lost(inner),
@@ -292,8 +352,8 @@ fn take_in(
 
 /// Leases whose release began while a call that may re-create them was under way.
 fn release_crossed(inner: &Arc<Inner>, station: &Arc<Station>, round: &Round, after: Instant) {
-    let crossed: Vec<_> =
-        round.leases.iter().filter(|hold| hold.is_released()).map(|hold| hold.release(station)).collect();
+    let named = round.parts.iter().filter(|part| part.reassert).flat_map(|part| &part.leases);
+    let crossed: Vec<_> = named.filter(|hold| hold.is_released()).map(|hold| hold.release(station)).collect();
     if !crossed.is_empty() {
         settle::release_again(inner, station, crossed, after);
     }

@@ -39,6 +39,8 @@ pub(super) struct Blocked {
     pub(super) cooldown_end: Option<StoreTime>,
     /// What keeps each fitting key.
     pub(super) reasons: Arc<[(KeyId, Reason)]>,
+    /// When the store's grace ends, in one: no slot comes back before.
+    pub(super) grace_end: Option<StoreTime>,
 }
 
 impl Blocked {

@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{LeaseConfig, QueueConfig};
 use crate::metrics::Metrics;
 use crate::model::{AppName, KeyId, LeaseId, ModelName, OwnerId, PoolName, ProviderName};
-use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEvent, SyncKeys};
+use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEvent, StoreTime, SyncKeys};
 
 mod acquire;
 mod heartbeat;
@@ -71,6 +71,10 @@ pub type Repair = Arc<dyn Fn(&ProviderName) -> SyncKeys + Send + Sync>;
 pub trait Witness: Send + Sync {
     /// The store passed over a key for a request of this model.
     fn passed_over(&self, provider: &ProviderName, model: Option<&ModelName>, key: &KeyId, why: Reason);
+    /// The store is in its grace until then: it lends nothing new.
+    fn in_grace(&self, provider: &ProviderName, until: StoreTime);
+    /// Live leases were registered again, which may have started the grace.
+    fn registered_again(&self, provider: &ProviderName);
     /// The store took a report.
     fn reported(&self, report: &Report, found: &Reported);
     /// The store took no report in time.
@@ -134,6 +138,9 @@ struct Inner {
     live: AtomicUsize,
     refusing: AtomicBool,
     store_state: AtomicU8,
+    /// Whose keys the store last failed to lend, and why. Until it lends them again, or is connected to anew,
+    /// other calls that succeed say nothing: a right may lack for this one alone.
+    lends_not: Mutex<Option<(ProviderName, StoreError)>>,
     /// The origin of [`Inner::ticks`].
     born: Instant,
     /// Wakes the heartbeat before its time.
@@ -189,6 +196,7 @@ impl Leases {
             live: AtomicUsize::new(0),
             refusing: AtomicBool::new(false),
             store_state: AtomicU8::new(STORE_UNKNOWN),
+            lends_not: Mutex::default(),
             born: Instant::now(),
             nudge: Notify::new(),
             due: AtomicU64::new(u64::MAX),
@@ -318,11 +326,25 @@ impl Inner {
         }
     }
 
+    /// The same for an answer to an acquire.
+    fn saw_lending<T>(&self, provider: &ProviderName, answer: &Result<T, StoreError>) {
+        match answer {
+            Err(error) => *lock(&self.lends_not) = Some((provider.clone(), error.clone())),
+            // What is up has failed to lend nothing, so the usual way takes no lock.
+            Ok(_) if self.store_state.load(Ordering::Relaxed) == STORE_UP => return,
+            Ok(_) => {
+                lock(&self.lends_not).take_if(|(failed, _)| failed == provider);
+            }
+        }
+        self.saw(answer);
+    }
+
     /// Counts what the store's answers say about the store; one log line per change of state.
     fn saw<T>(&self, answer: &Result<T, StoreError>) {
         match answer {
             Ok(_) => {
-                if self.store_state.load(Ordering::Relaxed) == STORE_UP {
+                let known = self.store_state.load(Ordering::Relaxed) == STORE_UP;
+                if known || lock(&self.lends_not).is_some() {
                     return;
                 }
                 self.metrics.store_up(true);
@@ -416,6 +438,7 @@ async fn follow(inner: Arc<Inner>, mut events: broadcast::Receiver<StoreEvent>) 
                 }
             }
             Ok(StoreEvent::Reconnected) => {
+                lock(&inner.lends_not).take();
                 inner.saw(&Ok(()));
                 for station in inner.stations() {
                     lock(&station.beat).doubt();

@@ -54,6 +54,9 @@ pub(super) fn of_acquire(error: &AcquireError, route: &Route, model: &ModelKnown
         AcquireError::PoolExhausted { retry_after, queue_full, kept, .. } => {
             exhausted(route, model, kept, *retry_after, *queue_full)
         }
+        AcquireError::StoreGrace { retry_after } => {
+            Fault::new(Code::PoolExhausted, text).retry_after(*retry_after)
+        }
         AcquireError::NoAccess { retry_after, kept, .. } => no_access(route, model, kept, *retry_after),
         // No wait heals it: a person or a check does.
         AcquireError::KeyUnavailable { .. } => Fault::new(Code::KeyUnavailable, unusable(route)),

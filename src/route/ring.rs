@@ -221,6 +221,12 @@ impl Ring {
         self.providers.load().get(provider).cloned()
     }
 
+    /// Whether a key has this secret here no more: it was rotated, or taken out.
+    pub fn is_old(&self, provider: &ProviderName, key: &KeyId, secret: Fingerprint) -> bool {
+        let keys = self.of(provider.as_str());
+        keys.and_then(|keys| keys.key(key)?.fingerprint()) != Some(secret)
+    }
+
     /// What it holds at this moment.
     pub fn providers(&self) -> Arc<Providers> {
         self.providers.load_full()
@@ -408,6 +414,12 @@ impl ProviderKeys {
             group: key.group(),
             fingerprint: key.fingerprint()?,
         })
+    }
+
+    /// The first keys that may be lent, in the configuration's order.
+    pub fn first_candidates(&self, most: usize) -> Vec<Candidate> {
+        let on = (0..self.keys.len()).filter(|at| self.keys[*at].state.is_on());
+        on.filter_map(|at| self.candidate(at)).take(most).collect()
     }
 
     /// One key by id.

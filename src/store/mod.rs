@@ -130,6 +130,8 @@ pub struct Refusal {
     pub cooldown_end: Option<StoreTime>,
     /// The earliest time at which a live lease of any full candidate ends unless renewed.
     pub lease_end: Option<StoreTime>,
+    /// The end of the grace, where some candidate is full because of it alone.
+    pub grace_end: Option<StoreTime>,
 }
 
 impl Refusal {
@@ -299,8 +301,8 @@ pub enum SyncMode {
 /// What a [`SyncKeys`] found, to be logged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Synced {
-    /// Keys that the store knew with other settings.
-    pub differing: Vec<KeyId>,
+    /// The former settings of keys that the store knew with others.
+    pub differing: Vec<KeySettings>,
     /// Pairs of keys that have the same secret: one of the asked, and another. Of several, not all are named.
     pub same_secret: Vec<(KeyId, KeyId)>,
 }
@@ -340,7 +342,8 @@ pub struct KeyView {
     pub pool: PoolName,
     /// Its group; where it is `auto` and answers have named one, that.
     pub group: Option<GroupName>,
-    /// For the fingerprint the last `sync_keys` named.
+    /// For the fingerprint the last `sync_keys` named; where that may be lent, and all of its group may not, the
+    /// group's.
     pub status: KeyStatus,
     /// The class that set the status, or who.
     pub reason: Option<String>,
@@ -424,6 +427,9 @@ pub struct Snapshot {
     pub keys: Vec<KeyView>,
     /// Its live leases, by id.
     pub leases: Vec<LeaseView>,
+    /// When the grace ends, in one: until then nothing new is lent.
+    #[serde(default)]
+    pub grace_until_ms: Option<StoreTime>,
 }
 
 /// Something changed in the store that somebody may wait for.

@@ -33,6 +33,8 @@ struct Page {
     rests: HashMap<Subject, Rest>,
     /// When the last look was asked for: one that began before it and comes after it is out of date.
     asked: StoreTime,
+    /// When the last grace that was told ends.
+    grace: Option<StoreTime>,
     /// Not to be looked at for an end before then.
     put_off: Option<StoreTime>,
 }
@@ -64,6 +66,12 @@ impl Book {
         now: StoreTime,
     ) -> Option<What> {
         self.page(provider).has_status(provider, key, status, reason, now)
+    }
+
+    /// The store is in its grace until then; what to tell of it.
+    pub(super) fn grace(&mut self, provider: &ProviderName, until: StoreTime) -> Option<What> {
+        let before = self.page(provider).grace.replace(until);
+        (before != Some(until)).then(|| What::GraceBegan { provider: provider.clone(), until_ms: until.0 })
     }
 
     /// Whether some rest is known to end then: a refusal that names that end is no news.
@@ -227,7 +235,7 @@ mod tests {
     }
 
     fn of(key: KeyView) -> Snapshot {
-        Snapshot { keys: vec![key], leases: Vec::new() }
+        Snapshot { keys: vec![key], ..Snapshot::default() }
     }
 
     fn rest(until: u64, noted: u64) -> Rest {

@@ -215,9 +215,10 @@ pub async fn each_scope_stops_what_it_names_and_nothing_else(world: World<impl B
             }
         }
         assert_eq!(lent, expected, "{scope:?}");
-        // only the key's own rest is its status
-        let own = if scope == Scope::Key { KeyStatus::RateLimited } else { KeyStatus::Available };
-        assert_eq!(world.status(&a).await, own, "{scope:?}");
+        // what rests it, or all of its group, for every model is its status
+        let rests = matches!(scope, Scope::Key | Scope::Group);
+        let status = if rests { KeyStatus::RateLimited } else { KeyStatus::Available };
+        assert_eq!(world.status(&a).await, status, "{scope:?}");
     }
 }
 
@@ -570,7 +571,7 @@ pub async fn keys_whose_answers_name_one_organisation_share_its_limits_from_then
     // the very answer that names it may be the refusal
     let refused = names(Class::Quota, &org);
     world.report(&first, Outcome { scope: Scope::Group, ..refused }).await;
-    assert_eq!(world.status("a").await, KeyStatus::Available);
+    assert_eq!(world.status("a").await, KeyStatus::Exhausted);
     assert_eq!(world.view("b").await.cooldowns.len(), 2);
     // and a person clears it by any of its keys
     world.set("b", StatusChange::Clear).await;

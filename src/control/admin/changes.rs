@@ -69,7 +69,7 @@ async fn change(
     let seen = bounded(CALL, state.store.snapshot(provider.clone())).await?;
     state.hands.saw(&provider, &seen, asked);
     match seen.keys.iter().find(|seen| known && seen.id == key) {
-        Some(view) => Ok(state.json(StatusCode::OK, view)),
+        Some(view) => Ok(state.json(StatusCode::OK, &state.seen(view))),
         None => Err(state.unknown_key(&provider, key.as_str())),
     }
 }

@@ -1,6 +1,6 @@
 //! The pages that only show: health, metrics, and what there is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::answers::{ERROR, Query, Refusal};
-use super::seen::{LeaseSeen, PoolView, Status, StoreSeen};
+use super::seen::{GraceSeen, KeySeen, LeaseSeen, PoolView, Status, StoreSeen};
 use super::{AdminState, Answered, Asked, CALL, PROBE, bounded, socket_path};
+use crate::config::KeyConfig;
 use crate::control::environment::Served;
 use crate::model::{GroupName, KeyStatus, PoolName, ProviderName};
 use crate::store::{KeyView, Snapshot, StoreError};
@@ -25,17 +26,18 @@ struct Ready {
 }
 
 pub(super) async fn readyz(State(state): Asked) -> Response {
-    let reasons = state.reasons().await;
+    let reasons = state.reasons(&state.looked(PROBE).await);
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     state.json(status, &Ready { ready: reasons.is_empty(), reasons })
 }
 
 pub(super) async fn metrics(State(state): Asked) -> Response {
     // A store that is down must not blind whoever watches: then the page has what was last known.
-    let seen = state.snapshots(PROBE).await;
+    let seen = state.looked(PROBE).await;
     state.metrics.store_up(seen.is_ok());
-    for key in seen.iter().flat_map(BTreeMap::values).flat_map(|seen| &seen.keys) {
-        state.metrics.key_status(&key.provider, &key.id, key.status);
+    if let Ok(seen) = &seen {
+        let own = state.keys(seen).into_iter().filter(|seen| seen.configured);
+        state.metrics.key_statuses(own.map(|KeySeen { key, .. }| (key.provider, key.id, key.status)));
     }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], state.metrics.encode()).into_response()
@@ -48,7 +50,8 @@ pub(super) struct Wanted {
 }
 
 pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) -> Answered {
-    let (seen, reasons) = tokio::join!(state.snapshots(CALL), state.reasons());
+    let seen = state.looked(CALL).await;
+    let reasons = state.reasons(&seen);
     let (seen, error) = match seen {
         Ok(seen) => (seen, None),
         Err(cause) => (BTreeMap::new(), Some(cause)),
@@ -74,8 +77,9 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
         live: state.hands.live(),
         waiting: state.hands.waiting(),
         pools: state.pools(&seen),
-        keys: seen.values().flat_map(|seen| seen.keys.clone()).collect(),
+        keys: state.keys(&seen),
         leases: state.leases(&seen),
+        graces: graces(&seen),
         ranking: wanted.explain.unwrap_or(false).then(|| state.hands.ranking()),
     };
     let Some(cause) = error else { return Ok(state.json(StatusCode::OK, &page)) };
@@ -84,6 +88,13 @@ pub(super) async fn status(State(state): Asked, Query(wanted): Query<Wanted>) ->
     let mut answer = state.json(refusal.status, &Down { error: refusal.error(), page: &page });
     answer.headers_mut().insert(ERROR, HeaderValue::from_static(refusal.code));
     Ok(answer)
+}
+
+fn graces(seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<GraceSeen> {
+    let grace = |(provider, seen): (&ProviderName, &Snapshot)| {
+        seen.grace_until_ms.map(|until_ms| GraceSeen { provider: provider.clone(), until_ms })
+    };
+    seen.iter().filter_map(grace).collect()
 }
 
 /// A status without what only the store knows.
@@ -101,8 +112,7 @@ pub(super) async fn pools(State(state): Asked) -> Answered {
 
 pub(super) async fn keys(State(state): Asked) -> Answered {
     let seen = state.snapshots(CALL).await?;
-    let keys: Vec<_> = seen.values().flat_map(|seen| &seen.keys).collect();
-    Ok(state.json(StatusCode::OK, &serde_json::json!({ "keys": keys })))
+    Ok(state.json(StatusCode::OK, &serde_json::json!({ "keys": state.keys(&seen) })))
 }
 
 pub(super) async fn leases(State(state): Asked) -> Answered {
@@ -127,20 +137,28 @@ pub(super) async fn environment(State(state): Asked) -> Response {
 impl AdminState {
     /// Why not to send work here. A key that only rests comes back by itself and does not count
     /// against it: taking the pod out of service would not bring it back sooner.
-    async fn reasons(&self) -> Vec<String> {
+    fn reasons(&self, seen: &Result<BTreeMap<ProviderName, Snapshot>, StoreError>) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.draining.load(Ordering::Relaxed) {
             reasons.push("shutting_down: open streams are being finished".into());
         }
-        let looked = async {
-            self.store.ping().await?;
-            self.snapshots(PROBE).await
-        };
-        match bounded(PROBE, looked).await {
+        match seen {
             Err(cause) => reasons.push(format!("store_unavailable: {cause}")),
-            Ok(seen) => reasons.extend(self.no_key_reason(&seen)),
+            Ok(seen) => reasons.extend(self.no_key_reason(seen)),
         }
         reasons
+    }
+
+    /// All providers' keys and leases, of a store that also lends.
+    async fn looked(&self, bound: Duration) -> Result<BTreeMap<ProviderName, Snapshot>, StoreError> {
+        let looked = async {
+            self.store.ping().await?;
+            match self.hands.lends_not().await {
+                Some(cause) => Err(cause),
+                None => self.snapshots(bound).await,
+            }
+        };
+        bounded(bound, looked).await
     }
 
     fn no_key_reason(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Option<String> {
@@ -173,11 +191,26 @@ impl AdminState {
         join_all(asked).await.into_iter().collect()
     }
 
+    /// All keys of the store, and which are this sidecar's.
+    fn keys(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<KeySeen> {
+        let config = self.config.load();
+        let own: HashSet<_> = config.keys.iter().map(|key| (&key.provider, &key.id)).collect();
+        let all = seen.values().flat_map(|seen| seen.keys.iter().cloned());
+        all.map(|key| KeySeen { configured: own.contains(&(&key.provider, &key.id)), key }).collect()
+    }
+
+    pub(super) fn seen(&self, key: &KeyView) -> KeySeen {
+        let own = |known: &KeyConfig| known.provider == key.provider && known.id == key.id;
+        KeySeen { configured: self.config.load().keys.iter().any(own), key: key.clone() }
+    }
+
+    /// Of this sidecar's keys: no request here is served by another's.
     fn pools(&self, seen: &BTreeMap<ProviderName, Snapshot>) -> Vec<PoolView> {
         let config = self.config.load();
-        let mut pools: BTreeMap<(&ProviderName, &PoolName), PoolView> = BTreeMap::new();
-        for key in seen.values().flat_map(|seen| &seen.keys) {
-            let pool = pools.entry((&key.provider, &key.pool)).or_insert_with(|| PoolView {
+        let mut pools: BTreeMap<(ProviderName, PoolName), PoolView> = BTreeMap::new();
+        let own: Vec<KeySeen> = self.keys(seen).into_iter().filter(|seen| seen.configured).collect();
+        for KeySeen { key, .. } in &own {
+            let pool = pools.entry((key.provider.clone(), key.pool.clone())).or_insert_with(|| PoolView {
                 provider: key.provider.clone(),
                 pool: key.pool.clone(),
                 fallback: config.pools.get(&key.pool).cloned().unwrap_or_default(),
@@ -193,8 +226,8 @@ impl AdminState {
             pool.max_concurrent_uses = pool.max_concurrent_uses.saturating_add(key.max_concurrent_uses);
         }
         for ((provider, name), pool) in &mut pools {
-            let keys = seen.get(*provider).into_iter().flat_map(|seen| &seen.keys);
-            let learned = learned(keys.filter(|key| key.pool == **name));
+            let keys = own.iter().map(|seen| &seen.key);
+            let learned = learned(keys.filter(|key| key.provider == *provider && key.pool == *name));
             pool.learned_concurrent_uses =
                 Some(learned).filter(|learned| *learned < pool.max_concurrent_uses);
         }

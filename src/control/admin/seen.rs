@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Refused;
 use crate::model::{AppName, KeyId, OwnerId, PoolName, ProviderName};
-use crate::store::{KeyView, LeaseView};
+use crate::store::{KeyView, LeaseView, StoreTime};
 
 /// The local CA's certificate, and where clients find it. Its key is in no answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,12 +91,25 @@ pub struct Status {
     /// All pools.
     pub pools: Vec<PoolView>,
     /// All keys.
-    pub keys: Vec<KeyView>,
+    pub keys: Vec<KeySeen>,
     /// All live leases.
     pub leases: Vec<LeaseSeen>,
+    /// Providers of which the store lends nothing new for a while.
+    #[serde(default)]
+    pub graces: Vec<GraceSeen>,
     /// Why this sidecar ranks keys as it does, where that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranking: Option<RankingSeen>,
+}
+
+/// The store lost a provider's data or failed over: until then its keys are lent only to streams that are
+/// already open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GraceSeen {
+    /// Whose keys.
+    pub provider: ProviderName,
+    /// When it ends.
+    pub until_ms: StoreTime,
 }
 
 /// Why keys are ranked as they are: by what this process has seen of them.
@@ -157,6 +170,21 @@ pub struct StoreSeen {
     pub error: Option<String>,
 }
 
+/// A key, and whether the sidecar that was asked serves it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct KeySeen {
+    /// As the store sees it.
+    #[serde(flatten)]
+    pub key: KeyView,
+    /// Whether it is in this sidecar's configuration: another may have it in its own, or had it within a day.
+    #[serde(default = "yes")]
+    pub configured: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
 /// A live lease, and whose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LeaseSeen {
@@ -177,7 +205,7 @@ pub struct PoolView {
     pub pool: PoolName,
     /// Where requests go on when it has nothing free.
     pub fallback: Vec<PoolName>,
-    /// How many keys it has.
+    /// How many keys of this sidecar's configuration it has.
     pub keys: usize,
     /// How many of them may be lent now.
     pub available: usize,

@@ -173,7 +173,11 @@ impl Fake {
             expires_at_ms: None,
             revoked: false,
         };
-        let seen = Snapshot { keys: vec![key("openai-a"), key("openai-b")], leases: vec![lease] };
+        let seen = Snapshot {
+            keys: vec![key("openai-a"), key("openai-b")],
+            leases: vec![lease],
+            grace_until_ms: None,
+        };
         Self { seen: Mutex::new(seen), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) }
     }
 
@@ -287,6 +291,10 @@ pub(in crate::control) struct FakeHands {
 }
 
 impl Hands for FakeHands {
+    fn lends_not(&self) -> Pin<Box<dyn Future<Output = Option<StoreError>> + Send + '_>> {
+        Box::pin(std::future::ready(None))
+    }
+
     fn ca(&self) -> Option<CaSeen> {
         let file = |name: &str| Some(format!("/run/lessor/lessor-40404.{name}.pem"));
         Some(CaSeen {
@@ -617,7 +625,8 @@ async fn lists_carry_the_fields_of_the_contract() {
     let keys = keys.json();
     assert_eq!(fields(&keys), ["keys".to_owned()].into());
     let names = "id provider pool group status reason cooldown_since_ms cooldown_until_ms evidence in_use \
-                 max_concurrent_uses learned_concurrent_uses group_concurrent_uses last_used_at_ms cooldowns";
+                 max_concurrent_uses learned_concurrent_uses group_concurrent_uses last_used_at_ms cooldowns \
+                 configured";
     assert_eq!(fields(&keys["keys"][0]), names.split_whitespace().map(str::to_owned).collect());
     let leases = admin.tcp("GET /v1/leases", "").await.json();
     let names = "id key_id provider pool app owner fencing_token expires_at_ms revoked own";
@@ -658,8 +667,14 @@ async fn the_lists_show_the_whole_fleet_and_which_leases_are_this_sidecars() {
     );
     let keys = admin.unix("GET /v1/keys").await.json();
     assert_eq!((&keys["keys"][2]["id"], &keys["keys"][2]["pool"]), (&"openai-z".into(), &"batch".into()));
+    let configured: Vec<_> = keys["keys"].as_array().unwrap().iter().map(|key| &key["configured"]).collect();
+    assert_eq!(configured, [&Value::from(true), &Value::from(true), &Value::from(false)]);
+    // What is counted is what may serve requests here.
     let pools = admin.unix("GET /v1/pools").await.json();
-    assert_eq!((&pools["pools"][0]["pool"], &pools["pools"][0]["keys"]), (&"batch".into(), &1.into()));
+    assert_eq!(pools["pools"].as_array().unwrap().len(), 1);
+    assert_eq!((&pools["pools"][0]["pool"], &pools["pools"][0]["keys"]), (&"default".into(), &2.into()));
+    let metrics = admin.unix("GET /metrics").await.body;
+    assert!(metrics.contains("openai-a") && !metrics.contains("openai-z"), "{metrics}");
     let status = admin.unix("GET /v1/status").await.json();
     assert_eq!((&status["leases"], &status["keys"]), (&page["leases"], &keys["keys"]));
     assert_eq!((&status["pools"], &status["live"]), (&pools["pools"], &1.into()));

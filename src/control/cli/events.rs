@@ -159,6 +159,11 @@ fn told(what: &What, at_ms: u64) -> String {
             let app = app.as_ref().map(|app| format!(" (app {app})")).unwrap_or_default();
             format!("lease {lease} of {key}{app} was revoked")
         }
+        What::GraceBegan { provider, until_ms } => format!(
+            "the store has just lost its data or failed over: for {} keys of {provider} are lent only to streams \
+             that are already open",
+            tables::duration(StoreTime(*until_ms).since(StoreTime(at_ms)))
+        ),
         What::StoreAway { store, reason } => format!("the {store} store does not answer: {reason}"),
         What::StoreBack { store } => format!("the {store} store answers again"),
         What::AppRevoked { app } => format!("app {app} was revoked"),

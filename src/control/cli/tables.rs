@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::KeyPath;
-use crate::control::admin::{AppSeen, CheckResult, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen};
+use crate::control::admin::{
+    AppSeen, CheckResult, KeySeen, LeaseSeen, PoolView, RankingSeen, Status, TermsSeen,
+};
 use crate::store::{CooldownView, KeyView, StoreTime};
 
 /// Leases that `status` shows; the list shows all.
@@ -40,6 +42,11 @@ pub(super) fn status(status: &Status, now: StoreTime) -> String {
         line("", reason);
     }
     line("store", &format!("{}, {}", status.store.url, if status.store.up { "up" } else { "down" }));
+    for grace in &status.graces {
+        let rest = duration(grace.until_ms.since(now));
+        let text = "lost its data or failed over: keys are lent only to streams that are already open, for";
+        line("", &format!("{}: {text} {rest}", grace.provider));
+    }
     line("owner", &status.owner.0);
     for (at, proxy) in status.proxy.iter().enumerate() {
         line(if at == 0 { "proxy" } else { "" }, proxy);
@@ -125,14 +132,14 @@ fn uses(in_use: u32, most: u32, learned: Option<u32>) -> String {
     }
 }
 
-pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
+pub(super) fn keys(keys: &[KeySeen], now: StoreTime) -> String {
     let mut rows = Vec::new();
-    for key in keys {
+    for KeySeen { key, configured } in keys {
         let mut why = why(key, now).into_iter();
         rows.push(vec![
             format!("{}/{}", key.provider, key.id),
             key.pool.to_string(),
-            key.status.as_str().into(),
+            format!("{}{}", key.status.as_str(), if *configured { "" } else { ", not configured here" }),
             uses(key.in_use, key.max_concurrent_uses, key.learned_concurrent_uses),
             key.last_used_at_ms.map_or("never".into(), |at| ago(at, now)),
             why.next().unwrap_or_default(),
@@ -150,8 +157,15 @@ pub(super) fn keys(keys: &[KeyView], now: StoreTime) -> String {
 fn why(key: &KeyView, now: StoreTime) -> Vec<String> {
     let end = key.cooldown_until_ms.map(|until| ends(until, now));
     let shown = key.evidence.as_ref().map(|seen| evidence(seen.status, seen.code.as_deref()));
+    let shown_nothing = shown.is_none();
     let reason = key.reason.as_ref().map(|reason| plain(&format!("{reason}{}", shown.unwrap_or_default())));
-    let own: Vec<_> = reason.into_iter().chain(end).collect();
+    // Where it only shares its group's rest, that is said by the group's own line.
+    let by_group = |cooldown: &CooldownView| {
+        key.group.as_ref().is_some_and(|group| group.as_str() == cooldown.subject)
+            && key.reason.as_ref() == Some(&cooldown.reason)
+    };
+    let said_below = end.is_none() && shown_nothing && key.cooldowns.iter().any(by_group);
+    let own: Vec<_> = reason.filter(|_| !said_below).into_iter().chain(end).collect();
     let own = (!own.is_empty()).then(|| own.join(", "));
     let taught = |whose: &str, uses: u32| format!("{whose}: at most {uses} at once, as its answers taught");
     let learned = key.learned_concurrent_uses.map(|uses| taught(key.id.as_str(), uses));
@@ -334,7 +348,7 @@ openai/openai-a  default  rate_limited  3/3 of 8  never      rate (429 evil?[2J)
                                                              org: at most 5 at once, as its answers taught
                                                              openai-a|gpt-4o: rate (429 evil?[2J), ends in 3m 10s
 ";
-        assert_eq!(keys(&[key], StoreTime(0)), expected);
+        assert_eq!(keys(&[KeySeen { key, configured: true }], StoreTime(0)), expected);
     }
 
     #[test]

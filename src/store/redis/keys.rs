@@ -12,9 +12,10 @@ use crate::store::rules::learned::{crowded, group_of, taught};
 use crate::store::rules::report::blamed;
 use crate::store::rules::rest::Terms;
 use crate::store::rules::subject::Subject;
-use crate::store::text::{fingerprint_text, subject_text};
+use crate::store::text::{fingerprint_text, parse_fingerprint, subject_text};
 use crate::store::{
-    Report, Reported, StatusChange, StoreError, StoreEvent, StoreTime, SyncKeys, SyncMode, Synced,
+    KeySettings, Report, Reported, StatusChange, StoreError, StoreEvent, StoreTime, SyncKeys, SyncMode,
+    Synced,
 };
 
 /// How often a sync looks again when a key's pool changes under its hands.
@@ -132,8 +133,8 @@ impl Shared {
         }
         let mut synced = Synced::default();
         for told in &ask.keys {
-            if answer.number()? == 1 {
-                synced.differing.push(told.key.clone());
+            if let former @ Value::Array(_) = answer.value()? {
+                synced.differing.push(former_settings(&told.key, former)?);
             }
             let other = answer.text()?;
             if let Ok(other) = KeyId::parse(&other) {
@@ -224,6 +225,18 @@ fn evidence(call: &mut Call, ask: &Report) {
     call.arg(flag(terms.probation)).arg(flag(terms.forever)).arg(flag(doubt));
     call.arg(outcome.status.map(|status| status.to_string()).unwrap_or_default());
     call.arg(outcome.code.as_deref().unwrap_or_default());
+}
+
+/// What is no setting of this version counts as it is lent by.
+fn former_settings(key: &KeyId, listed: Value) -> Result<KeySettings, StoreError> {
+    let mut listed = Reader::of(listed)?;
+    Ok(KeySettings {
+        key: key.clone(),
+        pool: PoolName::parse(&listed.text()?).map_err(|_| nonsense("a bad pool"))?,
+        group: GroupName::parse(&listed.text()?).ok(),
+        max_concurrent_uses: listed.text()?.parse().unwrap_or(1),
+        fingerprint: parse_fingerprint(&listed.text()?),
+    })
 }
 
 fn status_of(word: &str) -> Result<Option<KeyStatus>, StoreError> {

@@ -112,11 +112,12 @@ impl Shared {
             call.key(names.key(key));
             call.key(names.leases(key));
         }
-        let known =
-            ask.epoch.as_ref().map_or("", |epoch| epoch.0.rsplit_once('@').map_or(&*epoch.0, |(id, _)| id));
+        let (known, history) = ask.epoch.as_ref().map_or(("", ""), parts_of);
+        // Who knows its leases from this server's present history has seen no failover with them.
+        let failed_over = if history == &*replication { "" } else { &*replication };
         call.arg(known).arg(fresh_epoch()).arg(&*ask.owner.0);
         call.number(ask.ttl.as_millis()).number(ask.deadline.0).arg(if ask.reassert { "1" } else { "0" });
-        call.arg(&*replication).number(order.len());
+        call.arg(failed_over).number(order.len());
         call.number(crowds.list.len()).number(ask.leases.len());
         for key in &order {
             call.arg(key.as_str());
@@ -150,6 +151,11 @@ impl Shared {
 /// The epoch as callers see it: with the server's history, so that a failover is another epoch to them.
 fn epoch_of(id: &str, replication: &str) -> Epoch {
     if replication.is_empty() { Epoch(id.into()) } else { Epoch(format!("{id}@{replication}").into()) }
+}
+
+/// The id of the data's life, and the server's history or "".
+fn parts_of(epoch: &Epoch) -> (&str, &str) {
+    epoch.0.rsplit_once('@').unwrap_or((&*epoch.0, ""))
 }
 
 /// An id for an epoch, should the store have none.
@@ -273,6 +279,7 @@ fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, Sto
                 reasons: Vec::with_capacity(ask.candidates.len()),
                 cooldown_end: time(answer.count()?),
                 lease_end: time(answer.count()?),
+                grace_end: time(answer.count()?),
             };
             for candidate in &ask.candidates {
                 refusal.reasons.push((candidate.key.clone(), reason(&mut answer)?));

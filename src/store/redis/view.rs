@@ -59,7 +59,18 @@ impl Shared {
         let facts = seen.iter().filter_map(|key| facts(key, &caps, now));
         let mut keys: Vec<_> = facts.map(|facts| facts.view(&provider, &rests, now)).collect();
         keys.sort_by(|a, b| a.id.cmp(&b.id));
-        Ok(Snapshot { keys, leases })
+        Ok(Snapshot { keys, leases, grace_until_ms: self.grace(&provider).await?.filter(|end| *end > now) })
+    }
+
+    async fn grace(&self, provider: &ProviderName) -> Result<Option<StoreTime>, StoreError> {
+        let epoch = self.names.of(provider).epoch();
+        let mut ask = redis::cmd("HGET");
+        ask.arg(&epoch).arg("grace_until_ms");
+        // Scripts take what is no number for no grace, too.
+        Ok(number(&self.command(&epoch, &ask).await?)
+            .ok()
+            .and_then(|ms| u64::try_from(ms).ok())
+            .map(StoreTime))
     }
 
     async fn look_at_keys(&self, provider: &ProviderName, now: StoreTime) -> Result<Vec<Seen>, StoreError> {

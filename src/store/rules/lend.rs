@@ -29,11 +29,12 @@ struct Pass {
 struct No {
     reason: Reason,
     lease_end: Option<StoreTime>,
+    grace_end: Option<StoreTime>,
 }
 
 impl From<Reason> for No {
     fn from(reason: Reason) -> Self {
-        Self { reason, lease_end: None }
+        Self { reason, lease_end: None, grace_end: None }
     }
 }
 
@@ -65,6 +66,7 @@ impl Ledger {
                     if let Some(end) = no.lease_end {
                         refusal.lease_end = Some(earlier(refusal.lease_end, end));
                     }
+                    refusal.grace_end = refusal.grace_end.or(no.grace_end);
                     refusal.reasons.push((candidate.key.clone(), no.reason));
                 }
             }
@@ -115,9 +117,9 @@ impl Ledger {
         if let Some((until, class)) = cooling {
             return Err(Reason::Cooling { until, class }.into());
         }
-        let full = |lease_end| No { reason: Reason::Full, lease_end };
-        let full = if let Some(grace) = self.grace_until.filter(|grace| now < *grace) {
-            Some(full(Some(grace)))
+        let full = |lease_end| No { reason: Reason::Full, lease_end, grace_end: None };
+        let full = if let Some(grace) = self.grace_at(now) {
+            Some(No { grace_end: Some(grace), ..full(Some(grace)) })
         } else if let Some(lease) = probe_out {
             Some(full(self.end_of(lease)))
         } else if self.in_use(key, now) >= cap {
@@ -134,6 +136,11 @@ impl Ledger {
             (Some(_), Some((until, class))) => Err(Reason::Cooling { until, class }.into()),
             (Some(full), None) => Err(full),
         }
+    }
+
+    /// The end of the grace, in one.
+    pub(super) fn grace_at(&self, now: StoreTime) -> Option<StoreTime> {
+        self.grace_until.filter(|grace| now < *grace)
     }
 
     /// Takes the slot.

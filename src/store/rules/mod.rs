@@ -101,6 +101,13 @@ impl Settings {
     }
 }
 
+impl Settings {
+    fn of_key(self, key: KeyId) -> KeySettings {
+        let Self { pool, group, cap, fingerprint } = self;
+        KeySettings { key, pool, group, max_concurrent_uses: cap, fingerprint }
+    }
+}
+
 impl From<&KeySettings> for Settings {
     fn from(told: &KeySettings) -> Self {
         Self {
@@ -203,13 +210,16 @@ impl Ledger {
                 None => known.settings = Some(told.into()),
                 Some(settings) if *settings == told.into() => {}
                 Some(settings) => {
-                    found.differing.push(told.key.clone());
+                    found.differing.push(settings.clone().of_key(told.key.clone()));
                     match ask.mode {
                         SyncMode::Replace => *settings = told.into(),
                         SyncMode::Repair => settings.pool = told.pool.clone(),
                     }
                 }
             }
+        }
+        if self.expiry == Expiry::Never && ask.mode == SyncMode::Replace {
+            self.leave_out_all_but(&ask.keys);
         }
         for told in ask.keys.iter().filter(|told| told.fingerprint.is_some()) {
             let same = |(id, key): &(&KeyId, &Key)| {
@@ -221,6 +231,18 @@ impl Ledger {
         }
         self.forget_unseen(now);
         found
+    }
+
+    /// Nobody else can serve the keys of a store that is this process'; leases on one run on, and its rests are
+    /// kept, should it come back.
+    fn leave_out_all_but(&mut self, named: &[KeySettings]) {
+        for id in self.keys.ids() {
+            if named.iter().all(|told| told.key != id)
+                && let Some(key) = self.keys.get_mut(&id)
+            {
+                key.settings = None;
+            }
+        }
     }
 
     /// Drops keys that nobody has named or used for a day, and that hold no lease; how many.

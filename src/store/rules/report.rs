@@ -75,6 +75,11 @@ impl Ledger {
 }
 
 impl Report {
+    /// Whether it rests all keys of a group, whatever the model.
+    pub fn rests_group(&self) -> bool {
+        matches!(blamed(self), Subject::Group(_))
+    }
+
     /// The subject that it rests, in the words of [`CooldownView::subject`](crate::store::CooldownView), and
     /// whether that is the key itself.
     pub fn subject(&self) -> (String, bool) {

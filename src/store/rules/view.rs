@@ -26,7 +26,7 @@ impl Ledger {
             })
             .collect();
         leases.sort_by_key(|lease| lease.id);
-        Snapshot { keys, leases }
+        Snapshot { keys, leases, grace_until_ms: self.grace_at(now) }
     }
 
     fn key_view(&self, id: &KeyId, key: &Key, settings: &Settings, now: StoreTime) -> KeyView {
@@ -68,8 +68,13 @@ impl Facts {
     /// The key as people see it.
     pub(in crate::store) fn view(self, provider: &ProviderName, rests: &Rests, now: StoreTime) -> KeyView {
         let own = self.fingerprint.and_then(|secret| rests.get(&Subject::Key(self.id.clone(), secret)));
-        let status = status(self.disabled, self.fingerprint.is_some(), own, now);
-        let reason = match (status, own) {
+        let of_group = self.group.clone().and_then(|group| rests.get(&Subject::Group(group)));
+        let (status, setter) = match status(self.disabled, self.fingerprint.is_some(), own, now) {
+            // What keeps all of its group from being lent keeps it, too.
+            KeyStatus::Available if of_group.is_some() => (status(false, true, of_group, now), of_group),
+            status => (status, own),
+        };
+        let reason = match (status, setter) {
             (KeyStatus::Available | KeyStatus::Pending, _) => None,
             (KeyStatus::Disabled, _) => Some(if self.drained { "drained" } else { "operator" }),
             (_, Some(rest)) if rest.by_check => Some("check"),
