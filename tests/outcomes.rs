@@ -154,7 +154,7 @@ async fn keys_whose_answers_name_one_organisation_are_one_group_in_the_whole_fle
     assert_eq!((served_by(&one).await, served_by(&two).await), ("c".into(), "c".into()));
     assert_eq!(provider.keys_seen()[before..], ["sk-a", "sk-c", "sk-c"]);
     assert_eq!(two.key("b").await["cooldowns"][0]["subject"], acme);
-    assert_eq!(two.status("b").await, "available", "it is its group that is out of money");
+    assert_eq!(two.status("b").await, "exhausted", "its group is out of money");
 }
 
 #[tokio::test]
