@@ -223,7 +223,7 @@ impl Rooms {
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
         let body = self.body(body, retry.max_body, Some(route.provider().clone()));
-        let model = match route.model_in_path() {
+        let model = match route.model_in_path().or_else(|| route.model_in_handshake(&head.headers)) {
             Some(model) => model,
             None => read_model(route, &head, &body).await?,
         };
