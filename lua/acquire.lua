@@ -82,12 +82,10 @@ end
 local function bears(candidate, model)
   local list = {}
   if candidate.group ~= "" then list[#list + 1] = "group:" .. candidate.group end
-  list[#list + 1] = "provider"
-  if model ~= "" then
-    list[#list + 1] = "key:" .. candidate.id .. "@" .. candidate.fingerprint .. "|" .. model
-    if candidate.group ~= "" then list[#list + 1] = "group:" .. candidate.group .. "|" .. model end
-    list[#list + 1] = "provider|" .. model
-  end
+  local of = model ~= "" and model or "-" -- requests whose model is not known
+  list[#list + 1] = "key:" .. candidate.id .. "@" .. candidate.fingerprint .. "|" .. of
+  if candidate.group ~= "" then list[#list + 1] = "group:" .. candidate.group .. "|" .. of end
+  list[#list + 1] = model ~= "" and "provider|" .. model or "provider"
   return list
 end
 
@@ -166,7 +164,7 @@ local function weigh(candidate, model)
   for _, bearing in ipairs(pass.list) do
     local rest = bearing.rest
     local probe_ends = probe_end(rest)
-    local gate, ends, class = rests.gate(rest, probe_ends ~= nil)
+    local gate, ends, class = rests.gate(rest, probe_ends ~= nil, model ~= "")
     if gate == "invalid" then return nil, "unusable", "invalid" end
     if gate == COOLING then
       cooling = later(cooling, ends, class)
@@ -177,7 +175,7 @@ local function weigh(candidate, model)
       if gate == "early" then cooling_if_full = later(cooling_if_full, ends, class) end
       if bearing.own then cap = 1 end
     end
-    if not rests.is_forgotten(rest) then pass.wants_success = 1 end
+    if not rests.is_forgotten(rest) and rests.is_proved_by(rest, model ~= "") then pass.wants_success = 1 end
   end
   if cooling then return nil, COOLING, cooling end
   local full_until

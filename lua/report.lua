@@ -6,23 +6,27 @@
   KEYS[5]  lessor:{p}:lease:<lease>      hash  what the lease was granted for
   KEYS[6]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
   KEYS[7]  lessor:{p}:group:<group>:leases  zset  lease id -> ms at which it expires; KEYS[4] again for no group
+  KEYS[8]  lessor:{p}:cleared            hash  what a person cleared -> the newest token as of then
   ARGV     1 "success", "learn", "rest" or "nothing", 2 lease, 3 key, 4 fingerprint, 5 fencing token,
            6 channel for events, 7 this sidecar's name among those who wait, 8 provider, 9 group that the answer
-           named, for a key whose group answers say, or "", then
+           named, for a key whose group answers say, or "", 10 "1" where the request named a model or "0", then
            for success: the scoped subjects of the request,
            for learn: the group whose limit it is or "", and how many uses the answer says are allowed or "",
            for rest: the scoped subject it is about, or "" for the key's own; class, wait the provider named in ms
            or "", first and longest wait of the class in ms, then as "1" or "0": a probation follows, only a
-           check ends it, it is doubted; status or "", code or ""
+           check ends it, it is doubted; status or "", code or "", what a person may have cleared (`key:<key>` or
+           `group:<group>`) or ""
   Returns  now in ms, ms until which the subject cools or 0, the key's status for this fingerprint or "",
            1 if something was lifted that others may wait for
-  Atomic   in one step. A report that contradicts its lease, or names a key that nobody serves, changes nothing
+  Atomic   in one step. A report that contradicts its lease, or names a key that nobody serves, changes nothing;
+           nor does a refusal by a lease from before a person cleared what it is about
   Again    harmless: evidence that is known grows nothing
   Clock    Redis TIME ]]
 local FENCE, COOLDOWNS, KEY, LEASES, LEASE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local GROUPS, CROWD = KEYS[6], KEYS[7]
+local GROUPS, CROWD, CLEARED = KEYS[6], KEYS[7], KEYS[8]
 local WHAT, LEASE_ID, KEY_ID, FINGERPRINT = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local TOKEN, CHANNEL, SELF, PROVIDER, NAMED = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local WITH_MODEL = ARGV[10] == "1"
 local OWN = "rest:" .. FINGERPRINT
 
 local granted = redis.call("HMGET", LEASE, "key_id", "fencing_token", "fingerprint", "group")
@@ -32,17 +36,24 @@ if contradicted or redis.call("HEXISTS", KEY, "pool") == 0 then return { NOW, 0,
 
 local cooling, lifted = 0, 0
 
+local function lifts(rest, token)
+  return rest and token > rest.token and rests.is_proved_by(rest, WITH_MODEL)
+end
+
+local function is_from_before(cleared)
+  local since = cleared ~= "" and rests.number(redis.call("HGET", CLEARED, cleared))
+  return since and rests.believed(FENCE, TOKEN) <= since
+end
+
 local function succeed()
   local token = rests.believed(FENCE, TOKEN)
-  local own = rests.read(redis.call("HGET", KEY, OWN))
-  if own and token > own.token then
+  if lifts(rests.read(redis.call("HGET", KEY, OWN)), token) then
     redis.call("HDEL", KEY, OWN)
     rests.show(KEY)
     lifted = 1
   end
-  for at = 10, #ARGV do
-    local rest = rests.read(redis.call("HGET", COOLDOWNS, ARGV[at]))
-    if rest and token > rest.token then
+  for at = 11, #ARGV do
+    if lifts(rests.read(redis.call("HGET", COOLDOWNS, ARGV[at])), token) then
       redis.call("HDEL", COOLDOWNS, ARGV[at])
       lifted = 1
     end
@@ -70,7 +81,7 @@ end
 -- known.
 local function lowered(leases, known)
   local live = redis.call("ZCOUNT", leases, string.format("(%.0f", NOW), "+inf")
-  return math.max(math.min(live - 1, rests.number(ARGV[11]) or math.huge, known or math.huge), 1)
+  return math.max(math.min(live - 1, rests.number(ARGV[12]) or math.huge, known or math.huge), 1)
 end
 
 local function set_group_cap(group, cap)
@@ -92,31 +103,35 @@ end
 local function learn()
   local ends = tonumber(redis.call("ZSCORE", LEASES, LEASE_ID))
   if not granted[1] or not ends or ends <= NOW then return end
-  local group = ARGV[10]
+  local group = ARGV[11]
   if group ~= "" and granted[4] == group then
+    if is_from_before("group:" .. group) then return end
     set_group_cap(group, lowered(CROWD, rests.group_cap(redis.call("HGET", GROUPS, group))))
     return
   end
+  if is_from_before("key:" .. KEY_ID) then return end
   local known = redis.call("HMGET", KEY, "learned_cap", "learned_at_ms")
   local cap = lowered(LEASES, rests.learned_cap(known[1], known[2]))
   redis.call("HSET", KEY, "learned_cap", cap, "learned_at_ms", string.format("%.0f", NOW))
 end
 
 local function refuse()
-  local subject = ARGV[10]
+  local subject = ARGV[11]
   local evidence = {
-    class = ARGV[11],
-    said_ms = tonumber(ARGV[12]),
-    first_ms = tonumber(ARGV[13]),
-    most_ms = tonumber(ARGV[14]),
-    probation = ARGV[15] == "1",
-    forever = ARGV[16] == "1",
-    doubt = ARGV[17] == "1",
-    status = tonumber(ARGV[18]),
-    code = ARGV[19] ~= "" and ARGV[19] or nil,
+    class = ARGV[12],
+    said_ms = tonumber(ARGV[13]),
+    first_ms = tonumber(ARGV[14]),
+    most_ms = tonumber(ARGV[15]),
+    probation = ARGV[16] == "1",
+    forever = ARGV[17] == "1",
+    doubt = ARGV[18] == "1",
+    status = tonumber(ARGV[19]),
+    code = ARGV[20] ~= "" and ARGV[20] or nil,
     lease = LEASE_ID,
     token = rests.believed(FENCE, TOKEN),
+    of_model = WITH_MODEL,
   }
+  if is_from_before(ARGV[21]) then return end
   local stamp = rests.next_token(FENCE)
   local old, rest
   if subject == "" then
@@ -126,7 +141,7 @@ local function refuse()
   else
     old = rests.read(redis.call("HGET", COOLDOWNS, subject))
     rest = rests.after(old, evidence, stamp)
-    rests.set_scoped(COOLDOWNS, subject, rest)
+    if not rests.set_scoped(COOLDOWNS, subject, rest) then return end
   end
   if rest.until_ms == rests.FOREVER then
     cooling = -1

@@ -1,15 +1,18 @@
 --[[ rests.lua: cooldowns as the scripts see them. Follows clock.lua in every script that lends or reports.
   A rest is JSON, in the field `rest:<fingerprint>` of a key's hash where it is the key's own, else in the
   hash of cooldowns under its subject (`key:<key>@<fingerprint>|<model>`, `group:<group>`,
-  `group:<group>|<model>`, `provider`, `provider|<model>`). Its fields: class, since_ms, until_ms (none: until a
-  check or a person ends it), token (as text), strikes, probation, probe_lease, probed_at_ms, doubt, by_check,
-  status, code. The rules are those of src/store/rules/rest.rs, held against them by the property tests. ]]
+  `group:<group>|<model>`, `provider|<model>`; of requests whose model is not known it is `-`, and `provider` without
+  one). Its fields: class, since_ms, until_ms (none: until a check or a person ends it), token (as text), strikes,
+  probation, probe_lease, probed_at_ms, doubt, by_check, status, code, of_model (a request that named a model was
+  refused). The rules are those of src/store/rules/rest.rs, held against them by the property tests. ]]
 local rests = {
   FOREVER = math.huge,
   GROWTH_REMEMBERED = 600000, -- how long a rest's growth is remembered after its end
   EARLY_PROBE_EVERY = 1800000, -- how often an exhausted subject is tried before its end
   FINGERPRINTS = 4, -- secrets of one key whose own rests are remembered
-  SCOPED = 1024, -- rests in the hash of cooldowns
+  SCOPED = 1024, -- rests in the hash of cooldowns before no more are kept for models with a name
+  SAMPLE = 8, -- of them looked at then for one that may go
+  CLEARED_KEPT = 86400000, -- how long what a person cleared is remembered
   STEP = 60000, -- how long a learned cap stays, and each step of its way back up takes
   CAP_KEPT = 86400000, -- how long a learned cap is remembered
   GROUP_CAPS = 256, -- groups whose learned caps are remembered
@@ -43,6 +46,7 @@ function rests.read(text)
     by_check = row.by_check == true or nil,
     status = rests.number(row.status),
     code = only("string", row.code),
+    of_model = row.of_model == true or nil,
   }
   if rest.until_ms == nil then
     if row.until_ms ~= nil or rest.class ~= "invalid" or rest.doubt then return nil end
@@ -68,12 +72,21 @@ function rests.is_forgotten(rest)
   return rest.strikes == 0 or NOW >= rest.until_ms + rests.GROWTH_REMEMBERED
 end
 
--- What a rest says to who wants to lend its subject: a word, and for `cooling` and `early` its end and class.
-function rests.gate(rest, probe_is_live)
+-- Whether a success of a request that names a model, or of one that names none, says anything about it.
+function rests.is_proved_by(rest, with_model) return with_model or not rest.of_model end
+
+-- Whether the caller's words alone may have set it, so that others need not make room for it.
+function rests.is_light(rest) return rest.class == "access" or rest.doubt == true end
+
+-- What a rest says to who wants to lend its subject: a word, and for `cooling` and `early` its end and class. A
+-- probe that can prove nothing would only take the turn of one that can.
+function rests.gate(rest, probe_is_live, with_model)
   if rests.is_invalid(rest) then return "invalid" end
   if rests.is_resting(rest) then
     local due = rest.class == "quota" and NOW >= rest.probed_at_ms + rests.EARLY_PROBE_EVERY
-    if due and not probe_is_live then return "early", rest.until_ms, rest.class end
+    if due and not probe_is_live and rests.is_proved_by(rest, with_model) then
+      return "early", rest.until_ms, rest.class
+    end
     return "cooling", rest.until_ms, rest.class
   end
   if not rest.probation then return "open" end
@@ -99,7 +112,7 @@ end
 
 -- The longest evidence wins, only a newer lease's refusal grows the wait, and only a success ends a
 -- probation. `evidence`: class, said_ms or nil, first_ms, most_ms, probation, forever, doubt, by_check,
--- status, code, lease, token.
+-- status, code, lease, token, of_model.
 function rests.after(old, evidence, stamp)
   if old and rests.is_forgotten(old) then old = nil end
   local probed = old and old.probe_lease ~= nil and old.probe_lease == evidence.lease
@@ -111,6 +124,7 @@ function rests.after(old, evidence, stamp)
   local until_ms = evidence.forever and rests.FOREVER or NOW + wait
   if old and old.until_ms >= until_ms then
     old.probation = old.probation or evidence.probation or nil
+    old.of_model = old.of_model or evidence.of_model or nil
     if fresh then
       old.token = stamp
       if old.class == evidence.class then old.strikes = strikes end
@@ -130,6 +144,7 @@ function rests.after(old, evidence, stamp)
     by_check = evidence.by_check or nil,
     status = evidence.status,
     code = evidence.code,
+    of_model = evidence.of_model or (old and old.of_model) or nil,
   }
 end
 
@@ -221,21 +236,42 @@ function rests.set_own(key, fingerprint, rest)
   rests.show(key)
 end
 
--- Writes a scoped rest. Models are named by callers, so there is a bound: past it goes what has healed, and
--- else the one that ends first.
-function rests.set_scoped(cooldowns, subject, rest)
-  if redis.call("HLEN", cooldowns) >= rests.SCOPED and redis.call("HEXISTS", cooldowns, subject) == 0 then
-    local all, first, first_end, forgotten = redis.call("HGETALL", cooldowns), nil, nil, false
-    for at = 1, #all, 2 do
-      local known = rests.read(all[at + 1])
-      if not known or rests.is_forgotten(known) then
-        redis.call("HDEL", cooldowns, all[at])
-        forgotten = true
-      elseif not first or known.until_ms < first_end then
-        first, first_end = all[at], known.until_ms
-      end
+local function names_model(subject)
+  local model = string.match(subject, "^[^|]*|(.*)$")
+  return model ~= nil and model ~= "-"
+end
+
+-- Looks at a few rests for models with a name, any of them: those go that are healed, or else one that weighs less
+-- than the coming one. So a caller who makes names up pushes nothing out, and costs the same with each. A server
+-- that cannot name any of them at random keeps what it has; what is healed goes when it is next reconciled.
+local function make_room_for(cooldowns, coming)
+  local sample, lighter, room = redis.pcall("HRANDFIELD", cooldowns, rests.SAMPLE), nil, false
+  for _, subject in ipairs(sample) do
+    local known = rests.read(redis.call("HGET", cooldowns, subject))
+    if not known or rests.is_forgotten(known) then
+      redis.call("HDEL", cooldowns, subject)
+      room = true
+    elseif names_model(subject) and rests.is_light(known) then
+      lighter = subject
     end
-    if not forgotten and first then redis.call("HDEL", cooldowns, first) end
+  end
+  if not room and lighter and not rests.is_light(coming) then
+    redis.call("HDEL", cooldowns, lighter)
+    room = true
+  end
+  return room
+end
+
+-- Writes a scoped rest; false where there are too many and this one is not kept.
+function rests.set_scoped(cooldowns, subject, rest)
+  if
+    names_model(subject)
+    and redis.call("HLEN", cooldowns) >= rests.SCOPED
+    and redis.call("HEXISTS", cooldowns, subject) == 0
+    and not make_room_for(cooldowns, rest)
+  then
+    return false
   end
   redis.call("HSET", cooldowns, subject, rests.text(rest))
+  return true
 end

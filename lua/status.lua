@@ -3,15 +3,16 @@
   KEYS[2]  lessor:{p}:cooldowns          hash  subject -> rest
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
   KEYS[4]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
+  KEYS[5]  lessor:{p}:cleared            hash  what a person cleared -> the newest token as of then
   ARGV     1 "disable", "drain", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
            events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check, 8 its
            status or "", 9 its code or ""
   Returns  now in ms, 1, or 0 where nobody serves such a key
-  Atomic   in one step. `clear` also lifts the rests of the key's group, and the learned caps of both, and lifts
-           nothing invalid
+  Atomic   in one step. `clear` also lifts the rests of the key's group, and the learned caps of both, for good:
+           leases from before add nothing to them; it lifts nothing invalid
   Again    harmless
   Clock    Redis TIME ]]
-local FENCE, COOLDOWNS, KEY, GROUPS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local FENCE, COOLDOWNS, KEY, GROUPS, CLEARED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local WORD, KEY_ID, FINGERPRINT = ARGV[1], ARGV[2], ARGV[3]
 local CHANNEL, SELF, PROVIDER, CLASS = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
@@ -35,6 +36,18 @@ local function lift_scoped(prefix, lifted)
       if not rest or lifted(rest) then redis.call("HDEL", COOLDOWNS, subject) end
     end
   end
+end
+
+-- Remembers which leases are from before. Tokens are microseconds, or ahead of them.
+local function note_clearing(group)
+  local stamp, all = rests.next_token(FENCE), redis.call("HGETALL", CLEARED)
+  for at = 1, #all, 2 do
+    local token = rests.number(all[at + 1]) or 0
+    if NOW >= math.floor(token / 1000) + rests.CLEARED_KEPT then redis.call("HDEL", CLEARED, all[at]) end
+  end
+  local text = string.format("%.0f", stamp)
+  redis.call("HSET", CLEARED, "key:" .. KEY_ID, text)
+  if group then redis.call("HSET", CLEARED, "group:" .. group, text) end
 end
 
 local function always() return true end
@@ -64,6 +77,7 @@ elseif WORD == "clear" then
     redis.call("HDEL", COOLDOWNS, "group:" .. group)
     lift_scoped("group:" .. group .. "|", always)
   end
+  note_clearing(group)
 elseif WORD == "good" then
   lift_own(FINGERPRINT, doubted)
   lift_scoped("key:" .. KEY_ID .. "@" .. FINGERPRINT, doubted)

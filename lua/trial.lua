@@ -9,7 +9,8 @@ local KEY, CHANNEL, PATTERN = KEYS[1], ARGV[1], ARGV[2]
 local COMMANDS = {
   { "TIME" }, { "EXISTS", KEY }, { "GET", KEY }, { "SET", KEY, "1" }, { "DEL", KEY },
   { "HSET", KEY, "f", "1" }, { "HSETNX", KEY, "f", "1" }, { "HGET", KEY, "f" }, { "HMGET", KEY, "f" },
-  { "HGETALL", KEY }, { "HEXISTS", KEY, "f" }, { "HKEYS", KEY }, { "HLEN", KEY }, { "HDEL", KEY, "f" },
+  { "HGETALL", KEY }, { "HEXISTS", KEY, "f" }, { "HKEYS", KEY }, { "HRANDFIELD", KEY, "1" },
+  { "HLEN", KEY }, { "HDEL", KEY, "f" },
   { "ZADD", KEY, 1, "m" }, { "ZSCORE", KEY, "m" }, { "ZCARD", KEY }, { "ZCOUNT", KEY, "-inf", "+inf" },
   { "ZRANGEBYSCORE", KEY, "-inf", "+inf" }, { "PEXPIRE", KEY, 60000 }, { "PEXPIREAT", KEY, 32503680000000 },
   { "ZREMRANGEBYSCORE", KEY, "-inf", 0 }, { "ZREM", KEY, "m" }, { "DEL", KEY },

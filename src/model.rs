@@ -138,9 +138,12 @@ impl ModelName {
     /// Longest model name that is told apart; longer ones count as unreadable.
     pub const MAX: usize = 256;
 
-    /// `None` when `text` is empty or too long to be a model's name.
+    /// Stands for requests of which no model is known, in what is written about cooldowns.
+    pub const NONE: &str = "-";
+
+    /// `None` when `text` is empty, too long to be a model's name, or [`ModelName::NONE`].
     pub fn new(text: &str) -> Option<Self> {
-        (1..=Self::MAX).contains(&text.len()).then(|| Self(text.into()))
+        ((1..=Self::MAX).contains(&text.len()) && text != Self::NONE).then(|| Self(text.into()))
     }
 
     /// The name as text.
@@ -496,6 +499,18 @@ impl Outcome {
                 Scope::Group | Scope::GroupModel => !of_group,
                 Scope::ProviderModel => false,
             }
+    }
+
+    /// Whether the answer shows that the key is taken. One that only points elsewhere, or says that nothing
+    /// changed, may come from in front of all that counts uses.
+    pub fn shows_use(&self) -> bool {
+        self.class == Class::Success && !self.status.is_some_and(|status| (300..400).contains(&status))
+    }
+
+    /// Whether it has an effect on what is lent; `with_model`: the request's model is known. That a key may not
+    /// use a model says nothing where it is not known which.
+    pub fn rests_something(&self, with_model: bool) -> bool {
+        Class::RESTS.contains(&self.class) && (with_model || self.class != Class::Access)
     }
 
     /// Whether another key may serve what this one did not.

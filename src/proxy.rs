@@ -223,7 +223,7 @@ impl Rooms {
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
         let body = self.body(body, retry.max_body, Some(route.provider().clone()));
-        let model = match route.model_in_path() {
+        let model = match route.model_in_path().or_else(|| route.model_in_handshake(&head.headers)) {
             Some(model) => model,
             None => read_model(route, &head, &body).await?,
         };
@@ -269,7 +269,7 @@ impl Rooms {
             };
             let outcome = spare_the_key(outcome, &choice.wish().model);
             in_use.report(outcome.clone(), &choice.wish().model);
-            self.note(&in_use, &outcome);
+            self.note(&in_use, &outcome, choice.wish().model.name().is_some());
             if outcome.wants_another_key() {
                 leave_out(&mut choice, &in_use, &outcome);
             }
@@ -351,8 +351,9 @@ impl Rooms {
         sent
     }
 
-    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
-    fn note(&self, in_use: &InUse, outcome: &Outcome) {
+    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key. `with_model`: the
+    /// request's is known.
+    fn note(&self, in_use: &InUse, outcome: &Outcome, with_model: bool) {
         let (provider, key) = (in_use.provider(), in_use.lease.key());
         let said = outcome.ahead().unwrap_or_else(|| outcome.clone());
         if Class::RESTS.contains(&said.class)
@@ -380,7 +381,9 @@ impl Rooms {
                 "the provider says that this key is bad; it is not lent before `lessor keys check` finds it good"
             );
         }
-        self.metrics.cooldown(outcome.class);
+        if outcome.rests_something(with_model) {
+            self.metrics.cooldown(outcome.class);
+        }
         if outcome.class == Class::Invalid && !outcome.proven {
             self.checks.in_background(provider.clone(), key.clone());
         }
@@ -450,7 +453,7 @@ fn goes_on(method: &Method, outcome: &Outcome, on: RetryOn) -> bool {
 }
 
 /// A 404 says that there is no such model. Of a request whose model is not known (it stands in the path, or
-/// could not be read) it would rest the whole key, for what one caller asked.
+/// could not be read) that tells nothing of the key.
 fn spare_the_key(outcome: Outcome, model: &ModelKnown) -> Outcome {
     let no_such_model = outcome.class == Class::Access && outcome.status == Some(404);
     if no_such_model && model.name().is_none() {

@@ -193,8 +193,7 @@ impl Witness for Watcher {
         let Some(keys) = inner.ring.of(provider.as_str()) else { return };
         match why {
             Reason::Cooling { until, .. } => {
-                let scope = if model.is_some() { Scope::KeyModel } else { Scope::Key };
-                keys.rests(key, scope, model, until.since(inner.store.now()));
+                keys.rests(key, Scope::KeyModel, model, until.since(inner.store.now()));
                 if !inner.book().knows_end(provider, until) {
                     inner.mark(provider);
                 }
@@ -227,7 +226,7 @@ impl Witness for Watcher {
         let until = found.cooling_until.filter(|until| *until != StoreTime::NEVER);
         say_refusal(report, until.map(|until| until.since(now)));
         let mut book = inner.book();
-        if let Some(until) = until {
+        if let (Some(until), Some((subject, own))) = (until, report.subject()) {
             if let Some(keys) = inner.ring.of(provider.as_str()) {
                 keys.rests(
                     &report.key,
@@ -236,7 +235,6 @@ impl Witness for Watcher {
                     until.since(now),
                 );
             }
-            let (subject, own) = report.subject();
             let rest = Rest { reason: report.outcome.class.as_str().into(), until, noted: now };
             let began = book.rests(provider, (own, subject), rest, &report.outcome);
             inner.events.tell_all(began);

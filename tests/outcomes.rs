@@ -165,7 +165,10 @@ async fn while_all_keys_cool_fifty_retries_reach_no_provider_and_move_no_deadlin
     assert_eq!(provider.count(), 2);
     let rests = async || {
         let keys = lessor.admin("/v1/keys").await.json();
-        let of = |key: &Value| (key["cooldown_since_ms"].clone(), key["cooldown_until_ms"].clone());
+        let of = |key: &Value| {
+            let rest = &key["cooldowns"][0];
+            (rest["since_ms"].clone(), rest["until_ms"].clone())
+        };
         keys["keys"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
     };
     let before = rests().await;
@@ -185,8 +188,8 @@ async fn a_wait_that_was_named_becomes_a_little_longer_and_never_shorter() {
     let mut waits = Vec::new();
     for key in &keys {
         assert_eq!(use_key(&lessor, key).await, 429);
-        let key = lessor.key(key).await;
-        waits.push(key["cooldown_until_ms"].as_u64().unwrap() - key["cooldown_since_ms"].as_u64().unwrap());
+        let rest = lessor.key(key).await["cooldowns"][0].clone();
+        waits.push(rest["until_ms"].as_u64().unwrap() - rest["since_ms"].as_u64().unwrap());
     }
     assert!(waits.iter().all(|wait| (400_000..=420_000).contains(wait)), "{waits:?}");
     assert!(waits.iter().any(|wait| *wait != waits[0]), "not all at one moment: {waits:?}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lessor::model::{Class, Scope};
 use lessor::store::memory::MemoryStore;
 use lessor::store::{Acquire, Acquired, Reason, RenewAnswer, StatusChange, Store, StoreEvent, StoreTime};
-use store_contract::{Backend, World, provider, says, says_of, says_wait, secret};
+use store_contract::{Backend, World, provider, says, says_of, secret};
 
 mod store_contract;
 
@@ -110,21 +110,6 @@ async fn an_answer_dropped_before_its_first_poll_has_done_nothing() {
 }
 
 #[tokio::test]
-async fn what_rests_for_models_that_callers_name_is_bounded() {
-    let world = World::of(Model::fresh().await);
-    world.keys([("a", 1), ("b", 1)]).await;
-    world.lend_and_report("b", says_wait(Class::Rate, Duration::from_secs(1))).await;
-    for number in 0..1200 {
-        let taken = world.take(world.ask_for_model("a", &format!("m{number}"))).await;
-        world.report(&taken, says(Class::Access)).await;
-        world.release(&taken).await;
-    }
-    assert_eq!(world.view("a").await.cooldowns.len(), 1024);
-    // what a caller cannot make room with is the rest of a key itself
-    assert!(!world.lends_key("b").await);
-}
-
-#[tokio::test]
 async fn the_present_secrets_rest_is_never_pushed_out_by_those_of_others() {
     let world = World::of(Model::fresh().await);
     world.keys([("a", 9)]).await;
@@ -188,4 +173,10 @@ async fn a_panic_under_the_lock_does_not_stop_later_calls() {
 #[test]
 fn the_store_prints_without_its_salt() {
     assert_eq!(format!("{:?}", MemoryStore::new()), "MemoryStore { expiry: Never, .. }");
+}
+
+#[tokio::test]
+async fn models_that_callers_make_up_push_out_nothing_that_matters() {
+    let world = store_contract::World::of(<Model as store_contract::Backend>::fresh().await);
+    store_contract::resting::models_that_callers_make_up_push_out_nothing_that_matters(world).await;
 }

@@ -53,7 +53,8 @@ fn evidence() -> impl Strategy<Value = (Evidence, u64)> {
         Just(Class::Overloaded),
     ];
     let wait = prop::option::of((0..4_000_000_u64).prop_map(Duration::from_millis));
-    (class, wait, any::<bool>(), 0..40_u64, 0..4_000_000_u64).prop_map(|(class, wait, doubt, token, pass)| {
+    let told = (class, wait, any::<bool>(), any::<bool>(), 0..40_u64, 0..4_000_000_u64);
+    told.prop_map(|(class, wait, doubt, of_model, token, pass)| {
         let evidence = Evidence {
             class,
             wait,
@@ -63,6 +64,7 @@ fn evidence() -> impl Strategy<Value = (Evidence, u64)> {
             code: None,
             lease: Some(LeaseId(uuid::Uuid::from_u128(token.into()))),
             token: FencingToken(token),
+            of_model,
         };
         (evidence, pass)
     })
@@ -97,6 +99,7 @@ proptest! {
                 prop_assert!(!resting || next.until >= old.until);
                 prop_assert!(next.token >= old.token);
                 prop_assert!(next.on_probe_end || !old.on_probe_end);
+                prop_assert!(next.of_model || !old.of_model || old.is_forgotten(now));
                 prop_assert!(next.strikes <= old.strikes + 1);
                 // what was sent before, or into the rest, grows nothing
                 let stale = evidence.token <= old.token || resting;

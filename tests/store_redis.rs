@@ -116,3 +116,9 @@ async fn values_that_cannot_be_neither_lift_a_cap_nor_take_a_slot_for_ever_nor_s
     redis.command(&["ZADD", "lessor:{openai}:keys", "1", "NO NAME!"]).await;
     assert_eq!(world.store().snapshot(store_contract::provider()).await.unwrap().keys.len(), 1);
 }
+
+#[tokio::test]
+async fn models_that_callers_make_up_push_out_nothing_that_matters() {
+    let world = store_contract::World::of(<Served as store_contract::Backend>::fresh().await);
+    store_contract::resting::models_that_callers_make_up_push_out_nothing_that_matters(world).await;
+}

@@ -27,7 +27,7 @@ mod support;
 
 /// Everything that lessor needs on one server, and nothing that it does not; to a prefix of its own.
 const RIGHTS: &str = "~lessor:* &lessor:events +eval +evalsha +time +exists +get +set +del +hset +hsetnx +hget \
-    +hmget +hgetall +hexists +hkeys +hlen +hdel +zadd +zscore +zcard +zcount +zrangebyscore +zremrangebyscore \
+    +hmget +hgetall +hexists +hkeys +hrandfield +hlen +hdel +zadd +zscore +zcard +zcount +zrangebyscore +zremrangebyscore \
     +zrem +pexpire +pexpireat +scan +publish +subscribe +info";
 
 /// Of the user `lessor`.

@@ -109,3 +109,9 @@ impl store_contract::Backend for OnFile {
 }
 
 store_contract!(OnFile);
+
+#[tokio::test]
+async fn models_that_callers_make_up_push_out_nothing_that_matters() {
+    let world = store_contract::World::of(<OnFile as store_contract::Backend>::fresh().await);
+    store_contract::resting::models_that_callers_make_up_push_out_nothing_that_matters(world).await;
+}

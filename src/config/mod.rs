@@ -492,6 +492,8 @@ pub struct Provider {
     pub model_after: Vec<ModelAfter>,
     /// The field of a JSON body or a form in which the model stands.
     pub model_field: String,
+    /// The parameter of a WebSocket handshake's query in which the model stands.
+    pub model_query: Option<String>,
     /// Prefixes of WebSocket subprotocols behind which a credential stands, as sent from browsers.
     pub subprotocols: Vec<String>,
     /// Its usual environment variables (`OPENAI_API_KEY`).

@@ -123,7 +123,8 @@ fn every_refusal_of_openai_means_what_its_documents_say() {
             (503, "", openai!("", "overloaded"), "overloaded provider_model -"),
             (503, "", openai!("", "server_is_overloaded"), "overloaded provider_model -"),
             (503, "retry-after: 5", "", "overloaded provider_model 5s"),
-            (500, "", openai!("server_error", ""), "overloaded provider_model -"),
+            (500, "", openai!("server_error", ""), "network key -"),
+            (500, "", openai!("server_error", "overloaded"), "overloaded provider_model -"),
             (502, "", "<html>bad gateway</html>", "network key -"),
             (404, "", openai!("invalid_request_error", ""), "caller key -"),
             (400, "retry-after: 5", openai!("invalid_request_error", "insufficient_quota"), "caller key -"),
@@ -705,14 +706,14 @@ fn what_the_user_removes_no_longer_counts() {
     };
     let quota = openai!("insufficient_quota", "insufficient_quota");
     let spent = openai!("x", "credit_balance_exhausted");
-    let less = of("remove_rules = ['insufficient_quota', '500']");
+    let less = of("remove_rules = ['insufficient_quota', 'server_is_overloaded']");
     holds(
         &less,
         &[
             (429, "", quota, "rate group_model -"),
             (429, "", spent, "quota group -"),
-            (500, "", "", "network key -"),
-            (503, "", "", "overloaded provider_model -"),
+            (500, "", openai!("x", "server_is_overloaded"), "network key -"),
+            (500, "", openai!("x", "overloaded"), "overloaded provider_model -"),
         ],
     );
     let none = of("remove_rules = ['*']\nrules = [{ status = 429, class = 'caller' }]");

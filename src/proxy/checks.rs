@@ -172,7 +172,12 @@ fn judged(reply: &Reply) -> CheckOutcome {
     let outcome = reply.outcome();
     let (status, code) = (outcome.status, outcome.code.clone());
     let (ok, class, message) = match outcome.class {
-        Class::Success => (true, Class::Success, "the provider takes the key".to_owned()),
+        Class::Success if outcome.shows_use() => {
+            (true, Class::Success, "the provider takes the key".to_owned())
+        }
+        Class::Success => {
+            (false, Class::Network, "nothing learned: the provider points elsewhere".to_owned())
+        }
         Class::Invalid if outcome.proven || status == Some(401) => {
             (false, Class::Invalid, "the provider refuses the key".to_owned())
         }

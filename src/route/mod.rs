@@ -154,6 +154,17 @@ impl Route {
         Some(plain.map_or(ModelKnown::Unreadable, ModelKnown::Named))
     }
 
+    /// The model that a WebSocket handshake names in its query, where the provider's do.
+    pub fn model_in_handshake(&self, headers: &HeaderMap) -> Option<ModelKnown> {
+        let name = self.provider().model_query.as_ref().filter(|_| asks_upgrade(headers))?;
+        let pairs = self.target.query()?.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let mut named = pairs.filter(|(parameter, _)| parameter == name).map(|(_, value)| value);
+        let only = named.next().map(|value| Some(value).filter(|_| named.next().is_none()))?;
+        // Encoded it may be any, and given twice either of two.
+        let plain = only.filter(|value| !value.contains(['%', '+'])).and_then(ModelName::new);
+        Some(plain.map_or(ModelKnown::Unreadable, ModelKnown::Named))
+    }
+
     /// How much of the body must be read for its model.
     pub fn model_need(&self, method: &Method, has_body: bool) -> ModelNeed {
         let known_as_without =

@@ -455,17 +455,21 @@ impl ProviderKeys {
     }
 
     /// The key, or all of its group where the limit is the group's, is known to rest for so long: for this
-    /// model, or for all.
+    /// model (or for requests of which none is known), or for all.
     pub fn rests(&self, id: &KeyId, scope: Scope, model: Option<&ModelName>, left: Duration) {
         let Some(key) = self.key(id) else { return };
         let left = u64::try_from(left.min(BELIEVED).as_micros()).unwrap_or(u64::MAX);
         let until = self.clock.now().saturating_add(left);
-        let model = model.filter(|_| scope.names_model());
-        key.state.rests_until(model, until);
-        if let (Scope::Group | Scope::GroupModel, Some(group)) = (scope, key.group()) {
-            for other in self.keys.iter().filter(|other| other.group().as_ref() == Some(&group)) {
-                other.state.rests_until(model, until);
+        let rests = |key: &RingKey| {
+            if scope.names_model() {
+                key.state.rests_until(model, until);
+            } else {
+                key.state.rests_for_all_until(until);
             }
+        };
+        rests(key);
+        if let (Scope::Group | Scope::GroupModel, Some(group)) = (scope, key.group()) {
+            self.keys.iter().filter(|other| other.group().as_ref() == Some(&group)).for_each(rests);
         }
     }
 

@@ -312,7 +312,7 @@ mod tests {
     }
 
     fn model(name: &str) -> Scan {
-        Scan::Model(ModelName::new(name).unwrap())
+        ModelName::new(name).map_or(Scan::Unreadable, Scan::Model)
     }
 
     #[test]

@@ -103,7 +103,12 @@ impl KeyState {
         self.turn.store(turn, Ordering::Relaxed);
     }
 
-    /// It is known to rest until then, for this model or for all.
+    /// It is known to rest until then, for every request.
+    pub(super) fn rests_for_all_until(&self, until: u64) {
+        self.rests.all.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// It is known to rest until then, for this model, or for requests of which none is known.
     pub(super) fn rests_until(&self, model: Option<&ModelName>, until: u64) {
         self.rests.note(model, until);
     }
@@ -230,11 +235,11 @@ impl Mean {
     }
 }
 
-/// Until when a key is known to rest: for every model, and for some.
+/// Until when a key is known to rest: for every request, and for some models or where none is known.
 #[derive(Debug, Default)]
 struct Rests {
     all: AtomicU64,
-    models: ArcSwap<Vec<(ModelName, u64)>>,
+    models: ArcSwap<Vec<(Option<ModelName>, u64)>>,
     /// The latest end in `models`, so that a choice looks into the list only where something rests.
     latest: AtomicU64,
 }
@@ -242,24 +247,23 @@ struct Rests {
 impl Rests {
     fn until(&self, model: Option<&ModelName>, now: u64) -> u64 {
         let all = self.all.load(Ordering::Relaxed);
-        let Some(model) = model.filter(|_| self.latest.load(Ordering::Relaxed) > now) else { return all };
+        if self.latest.load(Ordering::Relaxed) <= now {
+            return all;
+        }
         let models = self.models.load();
-        all.max(models.iter().find(|(name, _)| name == model).map_or(0, |(_, until)| *until))
+        all.max(models.iter().find(|(name, _)| name.as_ref() == model).map_or(0, |(_, until)| *until))
     }
 
     fn note(&self, model: Option<&ModelName>, until: u64) {
-        let Some(model) = model else {
-            self.all.fetch_max(until, Ordering::Relaxed);
-            return;
-        };
         self.models.rcu(|models| {
-            let before = models.iter().find(|(name, _)| name == model).map_or(0, |(_, until)| *until);
-            let mut others: Vec<_> = models.iter().filter(|(name, _)| name != model).cloned().collect();
+            let is_it = |name: &Option<ModelName>| name.as_ref() == model;
+            let before = models.iter().find(|(name, _)| is_it(name)).map_or(0, |(_, until)| *until);
+            let mut others: Vec<_> = models.iter().filter(|(name, _)| !is_it(name)).cloned().collect();
             if others.len() >= MODELS {
                 others.sort_unstable_by_key(|(_, until)| *until);
                 others.remove(0);
             }
-            others.push((model.clone(), until.max(before)));
+            others.push((model.cloned(), until.max(before)));
             others
         });
         self.latest.fetch_max(until, Ordering::Relaxed);
@@ -268,9 +272,9 @@ impl Rests {
     /// A key was lent for this model.
     fn are_over(&self, model: Option<&ModelName>, now: u64) {
         self.all.store(0, Ordering::Relaxed);
-        if let Some(model) = model.filter(|_| self.latest.load(Ordering::Relaxed) > now) {
-            self.models
-                .rcu(|models| models.iter().filter(|(name, _)| name != model).cloned().collect::<Vec<_>>());
+        if self.latest.load(Ordering::Relaxed) > now {
+            let is_another = |(name, _): &&(Option<ModelName>, u64)| name.as_ref() != model;
+            self.models.rcu(|models| models.iter().filter(is_another).cloned().collect::<Vec<_>>());
         }
     }
 
@@ -357,13 +361,15 @@ mod tests {
         let left = |model, now| state.row(0, 0, 8, model, now).rest_us;
         state.rests_until(Some(&a), 10);
         assert_eq!((left(Some(&a), 4), left(Some(&b), 4), left(None, 4)), (6, 0, 0));
-        state.rests_until(None, 8);
+        state.rests_until(None, 6);
+        assert_eq!((left(Some(&b), 4), left(None, 4)), (0, 2), "no model is like another one");
+        state.rests_for_all_until(8);
         assert_eq!((left(Some(&a), 4), left(Some(&b), 4), left(None, 4)), (6, 4, 4));
         state.rests_until(Some(&a), 7);
         assert_eq!(left(Some(&a), 4), 6, "the longer one counts");
         assert_eq!((left(Some(&a), 10), left(None, 8)), (0, 0), "it is back");
         state.lent(Some(&a), 4);
-        assert_eq!((left(Some(&a), 4), left(None, 4)), (0, 0), "the store lent it");
+        assert_eq!((left(Some(&a), 4), left(None, 4)), (0, 2), "the store lent it");
         state.rests_until(Some(&b), 10);
         state.forget_rests();
         assert_eq!(left(Some(&b), 4), 0);

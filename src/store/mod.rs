@@ -78,7 +78,7 @@ pub struct Acquire {
     pub owner: OwnerId,
     /// The caller.
     pub app: AppName,
-    /// The model, where known: scoped cooldowns are looked at.
+    /// The model, where known: its cooldowns are looked at, else those of requests without a known one.
     pub model: Option<ModelName>,
     /// In order.
     pub candidates: Vec<Candidate>,
@@ -327,7 +327,8 @@ pub enum StatusChange {
     },
     /// lessor's own check passed with this secret: lifts `invalid`, and rests set on doubt.
     CheckedGood(Fingerprint),
-    /// Lift every cooldown of the key, and of its group, by hand; keeps `invalid`.
+    /// Lift every cooldown of the key, and of its group, by hand, also those that leases from before would
+    /// still set; keeps `invalid`.
     Clear,
 }
 
@@ -383,7 +384,7 @@ pub struct EvidenceView {
 /// One scoped cooldown.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CooldownView {
-    /// `key|model`, `group`, `group|model`, `provider|model`, or `provider` where the model was not known.
+    /// `key|model`, `group`, `group|model` or `provider|model`; the model is `-` where it was not known.
     pub subject: String,
     /// The class that set it.
     pub reason: String,

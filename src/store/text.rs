@@ -10,9 +10,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::StoreTime;
+use super::rules::cleared::Clearable;
 use super::rules::learned::Groups;
 use super::rules::rest::Rest;
-use super::rules::subject::Subject;
+use super::rules::subject::{Subject, model_text};
 use crate::model::{Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, ModelName};
 
 /// A fingerprint in hex.
@@ -53,14 +54,17 @@ pub(in crate::store) fn parse_groups(text: &str) -> Groups {
 }
 
 /// A subject as text: `key:<key>@<fingerprint>`, the same and `|<model>`, `group:<group>`,
-/// `group:<group>|<model>`, `provider`, `provider|<model>`. No name holds `:`, `@` or `|`, so the first of
-/// each ends it; a model's name may hold anything.
+/// `group:<group>|<model>`, `provider|<model>`. No name holds `:`, `@` or `|`, so the first of each ends it; a
+/// model's name may hold anything. Where no model is known it is `-`, and for the provider it is left out, as
+/// in a time when that meant all models.
 pub fn subject_text(subject: &Subject) -> String {
     match subject {
         Subject::Key(key, secret) => format!("key:{key}@{}", fingerprint_text(*secret)),
-        Subject::KeyModel(key, secret, model) => format!("key:{key}@{}|{model}", fingerprint_text(*secret)),
+        Subject::KeyModel(key, secret, model) => {
+            format!("key:{key}@{}|{}", fingerprint_text(*secret), model_text(model.as_ref()))
+        }
         Subject::Group(group) => format!("group:{group}"),
-        Subject::GroupModel(group, model) => format!("group:{group}|{model}"),
+        Subject::GroupModel(group, model) => format!("group:{group}|{}", model_text(model.as_ref())),
         Subject::ProviderModel(None) => "provider".into(),
         Subject::ProviderModel(Some(model)) => format!("provider|{model}"),
     }
@@ -68,12 +72,14 @@ pub fn subject_text(subject: &Subject) -> String {
 
 /// The subject that [`subject_text`] wrote.
 pub fn parse_subject(text: &str) -> Option<Subject> {
+    // Of no model: all of them, or none in particular.
     let (what, model) = match text.split_once('|') {
-        Some((what, model)) => (what, Some(ModelName::new(model)?)),
+        Some((what, ModelName::NONE)) => (what, Some(None)),
+        Some((what, model)) => (what, Some(Some(ModelName::new(model)?))),
         None => (text, None),
     };
     if what == "provider" {
-        return Some(Subject::ProviderModel(model));
+        return Some(Subject::ProviderModel(model.flatten()));
     }
     if let Some(group) = what.strip_prefix("group:") {
         let group = GroupName::parse(group).ok()?;
@@ -90,8 +96,26 @@ pub fn parse_subject(text: &str) -> Option<Subject> {
     })
 }
 
+/// What a person can clear, as text: `key:<key>` or `group:<group>`.
+pub(in crate::store) fn clearable_text(what: &Clearable) -> String {
+    match what {
+        Clearable::Key(key) => format!("key:{key}"),
+        Clearable::Group(group) => format!("group:{group}"),
+    }
+}
+
+/// The thing that [`clearable_text`] wrote.
+pub(in crate::store) fn parse_clearable(text: &str) -> Option<Clearable> {
+    match text.split_once(':')? {
+        ("key", key) => KeyId::parse(key).ok().map(Clearable::Key),
+        ("group", group) => GroupName::parse(group).ok().map(Clearable::Group),
+        _ => None,
+    }
+}
+
 /// A rest as JSON. Tokens are text, for Lua prints large numbers inexactly; what is false, zero or absent
 /// is left out.
+#[allow(clippy::struct_excessive_bools)] // as in what it is of
 #[derive(Serialize, Deserialize)]
 struct Row {
     class: Class,
@@ -117,6 +141,8 @@ struct Row {
     status: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     code: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    of_model: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -138,6 +164,7 @@ pub fn rest_text(rest: &Rest) -> String {
         by_check: rest.by_check,
         status: rest.status,
         code: rest.code.clone(),
+        of_model: rest.of_model,
     };
     // A row is plain text and numbers: there is nothing that JSON cannot hold.
     serde_json::to_string(&row).unwrap_or_default()
@@ -159,6 +186,7 @@ pub fn parse_rest(text: &str) -> Option<Rest> {
         by_check: row.by_check,
         status: row.status,
         code: row.code,
+        of_model: row.of_model,
     })
 }
 
@@ -177,11 +205,11 @@ mod tests {
             Subject::Group(group.clone()),
             Subject::ProviderModel(None),
         ];
-        for model in ["m", "a|b", "key:k@x", "group:g", "provider", "ü\n|"] {
-            let model = ModelName::new(model).unwrap();
+        for model in ["m", "a|b", "key:k@x", "group:g", "provider", "ü\n|", "--", "-"] {
+            let model = ModelName::new(model);
             subjects.push(Subject::KeyModel(key.clone(), secret, model.clone()));
             subjects.push(Subject::GroupModel(group.clone(), model.clone()));
-            subjects.push(Subject::ProviderModel(Some(model)));
+            subjects.push(Subject::ProviderModel(model));
         }
         for subject in &subjects {
             assert_eq!(parse_subject(&subject_text(subject)).as_ref(), Some(subject));
@@ -206,6 +234,7 @@ mod tests {
             by_check: true,
             status: Some(429),
             code: Some("a \"code\"".into()),
+            of_model: true,
         };
         let least = Rest {
             class: Class::Invalid,
@@ -217,6 +246,7 @@ mod tests {
             by_check: false,
             status: None,
             code: None,
+            of_model: false,
             ..full.clone()
         };
         for rest in [full, least] {

@@ -135,6 +135,7 @@ macro_rules! store_contract {
             a_refused_early_probe_counts_for_the_growth_and_outdates_the_probe_before_it
             a_probe_stays_the_only_one_however_long_it_takes
             an_exhaustion_that_is_already_over_is_a_probation
+            a_success_without_a_model_proves_nothing_of_what_a_request_with_one_met
         }
         store_contract! { @tests $backend; settings:
             a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on
@@ -142,6 +143,7 @@ macro_rules! store_contract {
             enabling_lifts_invalid_and_keeps_cooldowns
             clearing_lifts_every_cooldown_of_the_key_but_not_invalid
             clearing_lifts_what_was_learned_of_a_groups_uses
+            what_was_under_way_when_a_person_cleared_a_key_rests_it_no_more
             a_failed_check_makes_the_key_invalid_with_that_secret_alone
             a_word_on_an_unknown_key_is_refused
             a_key_without_a_secret_is_pending

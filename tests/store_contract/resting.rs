@@ -228,22 +228,27 @@ pub async fn a_scope_that_names_what_the_request_lacks_falls_back_to_what_it_has
     // no group: the key
     world.lend_and_report("a", limit(Scope::Group)).await;
     assert_eq!(world.status("a").await, KeyStatus::RateLimited);
-    // no model: the key
+    // no known model: the key, for requests like that
     world.lend_and_report("b", limit(Scope::KeyModel)).await;
-    assert_eq!(world.status("b").await, KeyStatus::RateLimited);
+    assert_eq!(world.status("b").await, KeyStatus::Available);
+    assert!(!world.lends_key("b").await && world.lends(world.ask_for_model("b", "m")).await);
+    assert_eq!(world.view("b").await.cooldowns[0].subject, "b|-");
     // no group: the key and the model
     let taken = world.take(world.ask_for_model("c", "m")).await;
     world.report(&taken, limit(Scope::GroupModel)).await;
     assert!(!world.lends(world.ask_for_model("c", "m")).await);
     assert!(world.lends(world.ask_for_model("c", "n")).await);
-    // no model: the group
-    let taken = world.take(Acquire { model: None, ..ask_in_group(&world, "d", "m") }).await;
+    // no known model: the group, for requests like that
+    let unknown = |name| Acquire { model: None, ..ask_in_group(&world, name, "m") };
+    let taken = world.take(unknown("d")).await;
     world.report(&taken, limit(Scope::GroupModel)).await;
-    assert!(!world.lends(ask_in_group(&world, "e", "m")).await);
-    // no model: the provider
+    assert!(!world.lends(unknown("e")).await && world.lends(ask_in_group(&world, "e", "m")).await);
+    assert_eq!(world.view("e").await.cooldowns[0].subject, "org|-");
+    // no known model: the provider, for requests like that
     world.keys([("f", 4), ("g", 4)]).await;
     world.lend_and_report("f", limit(Scope::ProviderModel)).await;
-    assert!(!world.lends(world.ask_for_model("g", "m")).await);
+    assert!(!world.lends_key("g").await && world.lends(world.ask_for_model("g", "m")).await);
+    assert_eq!(world.view("g").await.cooldowns[0].subject, "openai|-");
 }
 
 pub async fn evidence_about_one_secret_touches_no_other(world: World<impl Backend>) {
@@ -643,9 +648,10 @@ pub async fn a_doubted_key_rests_for_the_model_until_a_check_says_good<B: Backen
     assert!(!world.lends(world.ask_for_model("a", "m")).await);
     world.set("a", StatusChange::CheckedGood(secret(1))).await;
     assert!(world.lends(world.ask_for_model("a", "m")).await);
-    // without a model it is the key that rests; that is no `invalid`
+    // where none is known, requests like that rest
     world.lend_and_report("a", doubt()).await;
-    assert_eq!(world.status("a").await, KeyStatus::Cooldown);
+    assert_eq!(world.status("a").await, KeyStatus::Available);
+    assert!(!world.lends_key("a").await && world.lends(world.ask_for_model("a", "m")).await);
     // a check lifts what was set on doubt, not what was said
     let held = world.take(world.ask_for_model("a", "m").with_secret(3)).await;
     world.report(&held, says_of(Class::Rate, Scope::KeyModel, MINUTE)).await;
@@ -678,8 +684,10 @@ pub async fn a_model_that_a_key_may_not_use_rests_for_half_an_hour_with_this_key
         assert!(world.lends(world.ask_for_model("b", for_model)).await);
     }
     assert!(world.lends(world.ask_for_model("a", "o")).await);
-    world.lend_and_report("b", says(Class::Access)).await;
-    assert_eq!(world.status("b").await, KeyStatus::Cooldown);
+    // where it is not known which model, nothing is known
+    let reported = world.lend_and_report("b", says(Class::Access)).await;
+    assert_eq!(reported, Reported { cooling_until: None, status: Some(KeyStatus::Available) });
+    assert!(world.lends_key("b").await);
     pass!(world, MINUTE * 30 + B::SLACK);
     assert!(!world.take(world.ask_for_model("a", "m")).await.grant.wants_success);
 }
@@ -846,4 +854,86 @@ pub async fn an_exhaustion_that_is_already_over_is_a_probation(world: World<impl
     assert_eq!(reported, Reported { cooling_until: None, status: Some(KeyStatus::Probation) });
     let reported = world.lend_and_report("a", says_wait(Class::Quota, Duration::ZERO)).await;
     assert_eq!(reported.status, Some(KeyStatus::Probation));
+}
+
+pub async fn models_that_callers_make_up_push_out_nothing_that_matters<B: Backend>(world: World<B>) {
+    world.sync(vec![grouped("a"), setting("b", 4), setting("c", 4)]).await;
+    let taken = world.take(ask_in_group(&world, "a", "m")).await;
+    world.report(&taken, says_of(Class::Quota, Scope::Group, MINUTE * 5)).await;
+    let taken = world.lend("b").await;
+    for scope in [Scope::KeyModel, Scope::Key] {
+        world.report(&taken, says_of(Class::Rate, scope, MINUTE * 5)).await;
+    }
+    let rests = |number: usize, outcome: Outcome| {
+        let (ask, world) = (world.ask_for_model("c", &format!("made-up-{number}")), &world);
+        async move {
+            let taken = world.take(ask).await;
+            let reported = world.report(&taken, outcome).await;
+            world.release(&taken).await;
+            reported.cooling_until.is_some()
+        }
+    };
+    for number in 0..1022 {
+        assert!(rests(number, says(Class::Access)).await, "{number}");
+    }
+    // with those of the group and of unknown models they are as many as there may be
+    for number in 1022..1100 {
+        assert!(!rests(number, says(Class::Access)).await, "{number}");
+    }
+    assert_eq!(world.view("c").await.cooldowns.len(), 1022);
+    assert!(matches!(world.why_not(ask_in_group(&world, "a", "m")).await, Reason::Cooling { .. }));
+    assert!(matches!(world.why_not_key("b").await, Reason::Cooling { .. }));
+    // what is known already goes on
+    assert!(!world.lends(world.ask_for_model("c", "made-up-7")).await);
+    // a limit takes the place of what a caller may have made up, and one of no known model needs none
+    let limit = || says_of(Class::Rate, Scope::KeyModel, MINUTE * 5);
+    for number in 2000..2010 {
+        assert!(rests(number, limit()).await, "{number}");
+    }
+    assert_eq!(world.view("c").await.cooldowns.len(), 1022);
+    world.lend_and_report("c", limit()).await;
+    assert_eq!(world.view("c").await.cooldowns.len(), 1023);
+    // what has healed makes room
+    pass!(world, MINUTE * 31);
+    assert!(rests(3000, says(Class::Access)).await);
+}
+
+pub async fn a_success_without_a_model_proves_nothing_of_what_a_request_with_one_met<B: Backend>(
+    world: World<B>,
+) {
+    world.keys([("a", 4), ("b", 4)]).await;
+    let with_model = |name| Acquire { ttl: LONG, ..world.ask_for_model(name, "m") };
+    let taken = world.take(with_model("a")).await;
+    world.report(&taken, says_wait(Class::Quota, HOUR)).await;
+    world.release(&taken).await;
+    // nor is it the early probe, whose turn it would take
+    pass!(world, MINUTE * 31);
+    assert!(matches!(world.why_not_key("a").await, Reason::Cooling { .. }));
+    assert!(world.lends(with_model("a")).await);
+    pass!(world, MINUTE * 29 + B::SLACK);
+    assert_eq!(world.status("a").await, KeyStatus::Probation);
+    let free = world.lend("a").await;
+    assert!(free.grant.probe && !free.grant.wants_success);
+    world.report(&free, says(Class::Success)).await;
+    world.release(&free).await;
+    assert_eq!(world.status("a").await, KeyStatus::Probation);
+    // an answer that only points elsewhere does not show that the key is taken
+    let probe = world.take(with_model("a")).await;
+    world.report(&probe, Outcome::plain(Class::Success, Some(304))).await;
+    assert_eq!(world.status("a").await, KeyStatus::Probation);
+    world.report(&probe, Outcome::plain(Class::Success, Some(200))).await;
+    assert_eq!(world.status("a").await, KeyStatus::Available);
+    // what one without a model met, one without lifts; but not once one with a model has met it too
+    for met_too in [false, true] {
+        world.lend_and_report("b", says_wait(Class::Quota, Duration::ZERO)).await;
+        if met_too {
+            let probe = world.take(with_model("b")).await;
+            world.report(&probe, says_wait(Class::Quota, Duration::ZERO)).await;
+            world.release(&probe).await;
+        }
+        pass!(world, B::SLACK);
+        world.lend_and_report("b", says(Class::Success)).await;
+        let left = if met_too { KeyStatus::Probation } else { KeyStatus::Available };
+        assert_eq!(world.status("b").await, left);
+    }
 }

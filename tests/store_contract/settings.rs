@@ -95,6 +95,41 @@ pub async fn clearing_lifts_what_was_learned_of_a_groups_uses(world: World<impl 
     assert!(world.lends(ask("a")).await);
 }
 
+pub async fn what_was_under_way_when_a_person_cleared_a_key_rests_it_no_more(world: World<impl Backend>) {
+    let grouped = |name| KeySettings { group: Some(group("org")), ..setting(name, 8) };
+    world.sync(vec![grouped("a"), grouped("b"), setting("c", 8)]).await;
+    let of_group = |name| Candidate { group: Some(group("org")), ..candidate(name) };
+    let ask = |name| Acquire { candidates: vec![of_group(name)], ..world.ask_for_model(name, "m") };
+    let [first, late] = [world.take(ask("a")).await, world.take(ask("a")).await];
+    let [of_sibling, of_other] = [world.take(ask("b")).await, world.lend("c").await];
+    world.report(&first, says_of(Class::Quota, Scope::Group, HOUR)).await;
+    world.set("a", StatusChange::Clear).await;
+    for scope in [Scope::Key, Scope::KeyModel, Scope::Group, Scope::GroupModel] {
+        for class in [Class::Quota, Class::Concurrency] {
+            let reported = world.report(&late, says_of(class, scope, HOUR)).await;
+            assert_eq!(reported.cooling_until, None, "{class:?} {scope:?}");
+        }
+    }
+    let seen = world.view("a").await;
+    assert_eq!((seen.status, seen.cooldowns.len()), (KeyStatus::Available, 0));
+    assert_eq!((seen.learned_concurrent_uses, seen.group_concurrent_uses), (None, None));
+    // the group is cleared for its other keys too, and they and the rest of the world are not
+    world.report(&of_sibling, says_of(Class::Quota, Scope::Group, HOUR)).await;
+    assert!(world.lends(ask("a")).await);
+    world.report(&of_sibling, says_wait(Class::Rate, HOUR)).await;
+    world.report(&of_other, says_wait(Class::Rate, HOUR)).await;
+    for name in ["b", "c"] {
+        assert_eq!(world.status(name).await, KeyStatus::RateLimited);
+    }
+    // what was lent since knows better, and no clearing makes a bad key good
+    let since = world.take(ask("a")).await;
+    world.report(&since, says_wait(Class::Rate, HOUR)).await;
+    assert_eq!(world.status("a").await, KeyStatus::RateLimited);
+    world.set("a", StatusChange::Clear).await;
+    world.report(&late, says(Class::Invalid)).await;
+    assert_eq!(world.status("a").await, KeyStatus::Invalid);
+}
+
 pub async fn a_failed_check_makes_the_key_invalid_with_that_secret_alone(world: World<impl Backend>) {
     world.keys([("a", 4)]).await;
     let old = world.lend("a").await;

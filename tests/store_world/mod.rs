@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lessor::model::{
-    AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, Outcome, OwnerId, PoolName,
-    ProviderName, Scope,
+    AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, LeaseId, ModelName, Outcome, OwnerId,
+    PoolName, ProviderName, Scope,
 };
 use lessor::store::{
     Acquire, Acquired, Answer, Candidate, Epoch, Grant, Held, KeySettings, Release, Renew, RenewAnswer,
@@ -74,6 +74,7 @@ pub enum Step {
         of_group: bool,
         max_uses: Option<u32>,
         organization: Option<usize>,
+        with_model: bool,
     },
     ReportWrongly {
         nth: usize,
@@ -127,9 +128,10 @@ pub fn step() -> impl Strategy<Value = Step> {
             any::<bool>(),
             prop::option::weighted(0.3, 0..5_u32),
             prop::option::weighted(0.3, 0..ORGANIZATIONS),
+            any::<bool>(),
         )
-            .prop_map(|(nth, class, wait, of_group, max_uses, organization)| Step::Report {
-                nth, class, wait, of_group, max_uses, organization
+            .prop_map(|(nth, class, wait, of_group, max_uses, organization, with_model)| Step::Report {
+                nth, class, wait, of_group, max_uses, organization, with_model
             }),
         1 => (0..KEYS).prop_map(|key| Step::Clear { key }),
         1 => nth.clone().prop_map(|nth| Step::ReportWrongly { nth }),
@@ -450,7 +452,7 @@ impl<B: Bench> World<B> {
                 assert_eq!(now(self.bench.store().release(wrong)), 0);
                 assert_eq!(self.seen(), before);
             }
-            Step::Report { nth, class, wait, of_group, max_uses, organization } => {
+            Step::Report { nth, class, wait, of_group, max_uses, organization, with_model } => {
                 let Some(lease) = self.any_granted(nth) else { return };
                 let before = self.seen();
                 let entry = &self.book[&lease];
@@ -464,7 +466,8 @@ impl<B: Bench> World<B> {
                     scope: if of_group { Scope::Group } else { Scope::Key },
                     ..Outcome::plain(class, None)
                 };
-                now(self.bench.store().report(entry.report(outcome)));
+                let model = if with_model { ModelName::new("m") } else { None };
+                now(self.bench.store().report(Report { model, ..entry.report(outcome) }));
                 let granted = entry.grant.group.clone();
                 let learns = granted.as_ref().is_some_and(GroupName::is_auto);
                 let named = organization.filter(|_| learns);

@@ -187,12 +187,16 @@ impl RawProvider {
                 }
             }
         }
-        if let Some(field) = &self.model_field {
-            if field.is_empty() || !field.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b)) {
-                refuse(errors, "model_field", "must be the name of a field, such as `model`");
+        for (name, field) in [("model_field", &self.model_field), ("model_query", &self.model_query)] {
+            let sound = |text: &String| {
+                !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
+            };
+            if field.as_ref().is_some_and(|text| !sound(text)) {
+                refuse(errors, name, "must be a name, such as `model`");
             }
-            provider.model_field.clone_from(field);
         }
+        provider.model_field = self.model_field.clone().unwrap_or(std::mem::take(&mut provider.model_field));
+        provider.model_query = self.model_query.clone().or(provider.model_query.take());
     }
 }
 
@@ -259,6 +263,7 @@ fn blank(name: &ProviderName) -> Provider {
         no_model_paths: Vec::new(),
         model_after: Vec::new(),
         model_field: "model".into(),
+        model_query: None,
         subprotocols: Vec::new(),
         env: Vec::new(),
         env_other: Vec::new(),

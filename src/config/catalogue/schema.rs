@@ -59,6 +59,8 @@ pub struct RawProvider {
     pub model_after: Option<Vec<String>>,
     /// See [`crate::config::Provider::model_field`].
     pub model_field: Option<String>,
+    /// See [`crate::config::Provider::model_query`].
+    pub model_query: Option<String>,
     /// See [`crate::config::Provider::subprotocols`].
     pub subprotocols: Option<Vec<String>>,
     /// The usual environment variables of its keys.
@@ -240,6 +242,7 @@ impl RawProvider {
         "no_model_paths",
         "model_after",
         "model_field",
+        "model_query",
         "subprotocols",
         "env",
         "env_other",

@@ -212,6 +212,7 @@ fn every_mistake_is_named_with_its_field() {
         ("model_after = ['/models/*']", "model_after.0"),
         ("model_after = ['/*/*']", "model_after.0"),
         ("model_field = 'a b'", "model_field"),
+        ("model_query = ''", "model_query"),
         ("usage = [{}]", "usage.0.input"),
         ("usage = [{ input = 'a b' }]", "usage.0.input"),
         ("waits = [{ header = 'x', format = 'seconds', unless = 'x' }]", "waits.0.unless"),

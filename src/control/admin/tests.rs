@@ -122,6 +122,7 @@ pub(in crate::control) fn provider(
         model_after: Vec::new(),
         subprotocols: Vec::new(),
         model_field: "model".into(),
+        model_query: None,
         usage: Vec::new(),
         env_other: Vec::new(),
         env_base_url: Vec::new(),

@@ -8,11 +8,12 @@ use super::lend::fresh_epoch;
 use super::values::{Reader, bytes, nonsense, text};
 use super::{Call, Shared, within_limit};
 use crate::model::{Class, GroupName, KeyId, KeyStatus, LeaseId, PoolName, ProviderName};
+use crate::store::rules::cleared::Clearable;
 use crate::store::rules::learned::{crowded, group_of, taught};
 use crate::store::rules::report::blamed;
 use crate::store::rules::rest::Terms;
 use crate::store::rules::subject::Subject;
-use crate::store::text::{fingerprint_text, parse_fingerprint, subject_text};
+use crate::store::text::{clearable_text, fingerprint_text, parse_fingerprint, subject_text};
 use crate::store::{
     KeySettings, Report, Reported, StatusChange, StoreError, StoreEvent, StoreTime, SyncKeys, SyncMode,
     Synced,
@@ -28,20 +29,28 @@ impl Shared {
         call.key(names.fence()).key(names.cooldowns()).key(names.key(&ask.key));
         call.key(names.leases(&ask.key)).key(names.lease(ask.lease)).key(names.groups());
         call.key(crowded(&ask).map_or_else(|| names.leases(&ask.key), |group| names.crowd(group)));
+        call.key(names.cleared());
+        let blamed = blamed(&ask);
         call.arg(match ask.outcome.class {
-            Class::Success => "success",
+            Class::Success if ask.outcome.shows_use() => "success",
             Class::Concurrency => "learn",
-            Class::Caller | Class::Cancelled | Class::Network => "nothing",
+            Class::Success | Class::Caller | Class::Cancelled | Class::Network => "nothing",
             Class::Rate
             | Class::Quota
             | Class::Invalid
             | Class::Access
             | Class::Region
-            | Class::Overloaded => "rest",
+            | Class::Overloaded => {
+                if blamed.is_some() {
+                    "rest"
+                } else {
+                    "nothing"
+                }
+            }
         });
         call.arg(ask.lease.to_string()).arg(ask.key.as_str()).arg(fingerprint_text(ask.fingerprint));
         call.number(ask.token.0).arg(self.names.channel()).arg(&*self.name).arg(ask.provider.as_str());
-        call.arg(taught(&ask).map_or("", GroupName::as_str));
+        call.arg(taught(&ask).map_or("", GroupName::as_str)).arg(flag(ask.model.is_some()));
         if ask.outcome.class == Class::Success {
             let (group, model) = (group_of(&ask), ask.model.as_ref());
             for subject in Subject::bearing(&ask.key, ask.fingerprint, group, model) {
@@ -52,8 +61,8 @@ impl Shared {
         } else if ask.outcome.class == Class::Concurrency {
             call.arg(crowded(&ask).map_or("", GroupName::as_str));
             call.arg(ask.outcome.max_uses.map(|uses| uses.to_string()).unwrap_or_default());
-        } else {
-            evidence(&mut call, &ask);
+        } else if let Some(subject) = &blamed {
+            evidence(&mut call, &ask, subject);
         }
         let mut answer = self.run(&self.scripts.report, &call).await?;
         let cooling_until = match answer.number()? {
@@ -183,6 +192,7 @@ impl Shared {
         };
         let mut call = Call::default();
         call.key(names.fence()).key(names.cooldowns()).key(names.key(&key)).key(names.groups());
+        call.key(names.cleared());
         call.arg(word).arg(key.as_str()).arg(secret.map(fingerprint_text).unwrap_or_default());
         call.arg(self.names.channel()).arg(&*self.name).arg(provider.as_str()).arg(Class::Invalid.as_str());
         let (status, code) = match &change {
@@ -212,19 +222,24 @@ impl Shared {
 }
 
 /// What a refusal says, in the terms of its class.
-fn evidence(call: &mut Call, ask: &Report) {
-    let subject = blamed(ask);
+fn evidence(call: &mut Call, ask: &Report, subject: &Subject) {
     let outcome = &ask.outcome;
     let doubt = outcome.class == Class::Invalid && !outcome.proven;
     let terms = Terms::of(outcome.class, outcome.wait, doubt);
-    let flag = |set: bool| if set { "1" } else { "0" };
-    call.arg(if subject.is_own() { String::new() } else { subject_text(&subject) });
+    call.arg(if subject.is_own() { String::new() } else { subject_text(subject) });
     call.arg(outcome.class.as_str());
     call.arg(terms.said.map(|said| said.as_millis().to_string()).unwrap_or_default());
     call.number(terms.first.as_millis()).number(terms.most.as_millis());
     call.arg(flag(terms.probation)).arg(flag(terms.forever)).arg(flag(doubt));
     call.arg(outcome.status.map(|status| status.to_string()).unwrap_or_default());
     call.arg(outcome.code.as_deref().unwrap_or_default());
+    // What is proven is not cleared by hand either.
+    let clearable = Clearable::of(subject).filter(|_| !terms.forever);
+    call.arg(clearable.as_ref().map(clearable_text).unwrap_or_default());
+}
+
+fn flag(set: bool) -> &'static str {
+    if set { "1" } else { "0" }
 }
 
 /// What is no setting of this version counts as it is lent by.

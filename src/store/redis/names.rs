@@ -103,6 +103,11 @@ impl ProviderNames {
         self.name("groups")
     }
 
+    /// HASH: what a person cleared, and the newest token as of then.
+    pub(super) fn cleared(&self) -> String {
+        self.name("cleared")
+    }
+
     /// ZSET: the leases of all keys of a group.
     pub(super) fn crowd(&self, group: &GroupName) -> String {
         [&self.base, "group:", group.as_str(), ":leases"].concat()
@@ -156,6 +161,7 @@ mod tests {
             (names.keys(), "lessor:{openai}:keys".into()),
             (names.fingerprints(), "lessor:{openai}:fingerprints".into()),
             (names.groups(), "lessor:{openai}:groups".into()),
+            (names.cleared(), "lessor:{openai}:cleared".into()),
             (names.crowd(&GroupName::parse("org").unwrap()), "lessor:{openai}:group:org:leases".into()),
             (names.reconcile(), "lessor:{openai}:reconcile".into()),
             (names.pool(&pool), "lessor:{openai}:pool:vip:keys".into()),

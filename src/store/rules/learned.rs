@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::cleared::Clearable;
 use super::tracked::Tracked;
 use super::{Key, Ledger};
 use crate::model::{Candidate, Fingerprint, GroupName, LeaseId, Scope};
@@ -157,10 +158,17 @@ impl Ledger {
             return;
         }
         let named = ask.outcome.max_uses;
+        let token = self.believed(ask.token, now);
         if let Some(group) = crowded(ask).filter(|group| self.counts_in(ask.lease, group)) {
+            if self.is_from_before(Some(&Clearable::Group(group.clone())), token) {
+                return;
+            }
             let old = self.group_caps.get(group).copied();
             let learned = Learned::after(old, self.group_in_use(group, now), named, now);
             self.set_group_cap(group.clone(), learned);
+            return;
+        }
+        if self.is_from_before(Some(&Clearable::Key(ask.key.clone())), token) {
             return;
         }
         let Some(key) = self.keys.get(&ask.key) else { return };

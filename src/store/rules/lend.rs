@@ -96,7 +96,7 @@ impl Ledger {
             for subject in Subject::bearing(&candidate.key, candidate.fingerprint, group, model) {
                 let Some(rest) = self.rests.get(&subject) else { continue };
                 let probe_is_live = rest.probe_lease.is_some_and(|lease| self.is_live(lease, now));
-                match rest.gate(now, probe_is_live) {
+                match rest.gate(now, probe_is_live, model.is_some()) {
                     Gate::Open => {}
                     Gate::Invalid => return Err(Reason::Unusable(KeyStatus::Invalid).into()),
                     Gate::Cooling(until, class) => cooling = Some(later(cooling, (until, class))),
@@ -111,7 +111,7 @@ impl Ledger {
                         }
                     }
                 }
-                pass.wants_success |= !rest.is_forgotten(now);
+                pass.wants_success |= !rest.is_forgotten(now) && rest.is_proved_by(model.is_some());
             }
         }
         if let Some((until, class)) = cooling {

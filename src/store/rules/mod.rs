@@ -21,6 +21,7 @@ use crate::model::{
     ProviderName,
 };
 
+pub(in crate::store) mod cleared;
 pub(in crate::store) mod learned;
 mod lend;
 pub(in crate::store) mod parts;
@@ -33,6 +34,7 @@ pub(in crate::store) mod view;
 pub use lend::Released;
 pub use report::Effect;
 
+use cleared::Clearings;
 use learned::{GroupCaps, Groups, Learned};
 use rest::{Evidence, Rest};
 use subject::{Rests, Subject};
@@ -64,6 +66,7 @@ pub struct Ledger {
     leases: Tracked<LeaseId, Lease>,
     rests: Rests,
     group_caps: GroupCaps,
+    cleared: Clearings,
 }
 
 /// What the ledger knows of a key beside its rests.
@@ -166,6 +169,7 @@ impl Ledger {
             leases: Tracked::default(),
             rests: Rests::default(),
             group_caps: GroupCaps::default(),
+            cleared: Clearings::default(),
         }
     }
 
@@ -248,6 +252,7 @@ impl Ledger {
     /// Drops keys that nobody has named or used for a day, and that hold no lease; how many.
     pub fn forget_unseen(&mut self, now: StoreTime) -> usize {
         self.forget_group_caps(now);
+        self.rests.lift(|_, rest| rest.is_forgotten(now));
         let before = self.keys.len();
         let leases = &mut self.leases;
         let rests = &mut self.rests;
@@ -269,8 +274,8 @@ impl Ledger {
     /// Applies a person's or a check's word; `false` when the key is not known.
     ///
     /// `Enable` lifts `invalid` for every secret. `Clear` also lifts the rests of the key's group, for
-    /// nothing else does it by hand, and the learned caps of both; it lifts no `invalid`, and not the rests
-    /// of the provider, which last seconds.
+    /// nothing else does it by hand, and the learned caps of both, for good: leases of before add nothing to
+    /// them. It lifts no `invalid`, and not the rests of the provider, which last seconds.
     pub fn set_status(&mut self, id: &KeyId, change: &StatusChange, now: StoreTime) -> bool {
         let Some(key) = self.keys.get_mut(id) else { return false };
         let Some(settings) = &key.settings else { return false };
@@ -291,11 +296,11 @@ impl Ledger {
                 let group = settings.group_in(&key.groups).cloned();
                 key.learned = None;
                 group.as_ref().map(|group| self.group_caps.remove(group));
-                let group = group.as_ref();
                 self.rests.lift(|subject, rest| {
                     let own = subject.is_of_key(id) && !rest.is_invalid();
-                    own || group.is_some_and(|group| subject.is_of_group(group))
+                    own || group.as_ref().is_some_and(|group| subject.is_of_group(group))
                 });
+                self.note_clearing(id.clone(), group, now);
             }
             StatusChange::CheckedBad { secret, status, code } => {
                 let stamp = self.next_token(now);
@@ -308,6 +313,7 @@ impl Ledger {
                     code: code.clone(),
                     lease: None,
                     token: stamp,
+                    of_model: false,
                 };
                 self.refuse(Subject::Key(id.clone(), *secret), &evidence, stamp, now);
             }
@@ -330,7 +336,7 @@ impl Ledger {
         status(disabled, secret.is_some(), rest, now)
     }
 
-    /// Writes what `evidence` says about a subject; the end of the rest that now covers it.
+    /// Writes what `evidence` says about a subject; the end of the rest that now covers it, where it is kept.
     fn refuse(
         &mut self,
         subject: Subject,
@@ -346,8 +352,8 @@ impl Ledger {
             }
             _ => None,
         };
-        self.rests.set(subject, rest, current, now);
-        (until > now).then_some(until)
+        let kept = self.rests.set(subject, rest, current, now);
+        (kept && until > now).then_some(until)
     }
 }
 

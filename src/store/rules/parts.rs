@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::cleared::{Clearable, Clearings};
 use super::learned::{GroupCaps, Learned};
 use super::rest::Rest;
-use super::subject::{Rests, Subject};
+use super::subject::Subject;
 use super::tracked::Tracked;
 use super::{Expiry, Key, Lease, Ledger};
 use crate::model::{FencingToken, GroupName, KeyId, LeaseId, ProviderName};
@@ -25,6 +26,7 @@ pub(in crate::store) struct Touched {
     pub(in crate::store) leases: HashMap<LeaseId, bool>,
     pub(in crate::store) rests: HashMap<Subject, bool>,
     pub(in crate::store) group_caps: HashMap<GroupName, bool>,
+    pub(in crate::store) cleared: HashMap<Clearable, bool>,
 }
 
 impl Ledger {
@@ -37,6 +39,7 @@ impl Ledger {
         mut leases: HashMap<LeaseId, Lease>,
         rests: HashMap<Subject, Rest>,
         group_caps: HashMap<GroupName, Learned>,
+        cleared: HashMap<Clearable, FencingToken>,
     ) -> Self {
         leases.retain(|id, lease| keys.get_mut(&lease.key).map(|key| key.leases.insert(*id)).is_some());
         Self {
@@ -47,8 +50,9 @@ impl Ledger {
             last_token: head.last_token,
             keys: Tracked::of(keys),
             leases: Tracked::of(leases),
-            rests: Rests(Tracked::of(rests)),
+            rests: rests.into_iter().collect(),
             group_caps: GroupCaps::of(group_caps),
+            cleared: Clearings::of(cleared),
         }
     }
 
@@ -77,13 +81,19 @@ impl Ledger {
         self.group_caps.get(group)
     }
 
+    /// The newest token as of when a person cleared this.
+    pub(in crate::store) fn cleared(&self, what: &Clearable) -> Option<FencingToken> {
+        self.cleared.get(what).copied()
+    }
+
     /// What was touched since the last call.
     pub(in crate::store) fn take_touched(&mut self) -> Touched {
         Touched {
             keys: self.keys.take_touched(),
             leases: self.leases.take_touched(),
-            rests: self.rests.0.take_touched(),
+            rests: self.rests.rows.take_touched(),
             group_caps: self.group_caps.take_touched(),
+            cleared: self.cleared.take_touched(),
         }
     }
 
@@ -92,8 +102,9 @@ impl Ledger {
         usize::from(self.head() != other.head())
             + differing(&self.keys, &other.keys)
             + differing(&self.leases, &other.leases)
-            + differing(&self.rests.0, &other.rests.0)
+            + differing(&self.rests.rows, &other.rests.rows)
             + differing(&self.group_caps, &other.group_caps)
+            + differing(&self.cleared, &other.cleared)
     }
 
     /// What is left of it once the machine has started anew: every holder is gone, and the wall clock may
@@ -115,7 +126,7 @@ impl Ledger {
             let Some(learned) = self.group_caps.get_mut(&group) else { continue };
             learned.since = learned.since.min(now);
         }
-        for subject in self.rests.0.ids() {
+        for subject in self.rests.rows.ids() {
             let Some(rest) = self.rests.get_mut(&subject) else { continue };
             *rest = rest.clone().clamped(now);
         }
@@ -134,7 +145,7 @@ impl Ledger {
         // Those who wait for a group, or the provider's probe, wait for other keys than a lease's own.
         let gone = |id: &LeaseId| left.leases.get(id).is_none();
         let wakes_all = self.leases.iter().any(|(id, lease)| gone(id) && self.wakes_all(lease));
-        let rests = self.rests.0 != left.rests.0 || self.group_caps != left.group_caps;
+        let rests = self.rests.rows != left.rests.rows || self.group_caps != left.group_caps;
         if keys || wakes_all || rests || self.epoch != left.epoch {
             news.push(StoreEvent::Changed(self.provider.clone()));
         } else {

@@ -1,6 +1,7 @@
 //! What an answer changes.
 
 use super::Ledger;
+use super::cleared::Clearable;
 use super::learned::group_of;
 use super::rest::Evidence;
 use super::subject::Subject;
@@ -30,7 +31,7 @@ impl Ledger {
         self.learn_group(ask);
         let mut effect = Effect::default();
         match ask.outcome.class {
-            Class::Success => effect.lifted = self.succeed(ask, now),
+            Class::Success => effect.lifted = ask.outcome.shows_use() && self.succeed(ask, now),
             Class::Concurrency => self.learn(ask, now),
             Class::Caller | Class::Cancelled | Class::Network => {}
             Class::Rate
@@ -38,23 +39,33 @@ impl Ledger {
             | Class::Invalid
             | Class::Access
             | Class::Region
-            | Class::Overloaded => {
-                let evidence = Evidence {
-                    class: ask.outcome.class,
-                    wait: ask.outcome.wait,
-                    doubt: ask.outcome.class == Class::Invalid && !ask.outcome.proven,
-                    by_check: false,
-                    status: ask.outcome.status,
-                    code: ask.outcome.code.clone(),
-                    lease: Some(ask.lease),
-                    token: self.believed(ask.token, now),
-                };
-                let stamp = self.next_token(now);
-                effect.reported.cooling_until = self.refuse(blamed(ask), &evidence, stamp, now);
-            }
+            | Class::Overloaded => effect.reported.cooling_until = self.take_refusal(ask, now),
         }
         effect.reported.status = Some(self.status(&ask.key, Some(ask.fingerprint), now));
         effect
+    }
+
+    /// Rests what a refusal blames; until when.
+    fn take_refusal(&mut self, ask: &Report, now: StoreTime) -> Option<StoreTime> {
+        let subject = blamed(ask)?;
+        let evidence = Evidence {
+            class: ask.outcome.class,
+            wait: ask.outcome.wait,
+            doubt: ask.outcome.class == Class::Invalid && !ask.outcome.proven,
+            by_check: false,
+            status: ask.outcome.status,
+            code: ask.outcome.code.clone(),
+            lease: Some(ask.lease),
+            token: self.believed(ask.token, now),
+            of_model: ask.model.is_some(),
+        };
+        // What is proven is not cleared by hand either.
+        let clearable = Clearable::of(&subject).filter(|_| !evidence.is_proof());
+        if self.is_from_before(clearable.as_ref(), evidence.token) {
+            return None;
+        }
+        let stamp = self.next_token(now);
+        self.refuse(subject, &evidence, stamp, now)
     }
 
     /// Lifts what rests, or is remembered, of every subject of this request, where this lease was
@@ -66,7 +77,7 @@ impl Ledger {
         let token = self.believed(ask.token, now);
         let mut lifted = false;
         for subject in Subject::bearing(&ask.key, ask.fingerprint, group_of(ask), ask.model.as_ref()) {
-            if self.rests.get(&subject).is_some_and(|rest| rest.is_lifted_by(token)) {
+            if self.rests.get(&subject).is_some_and(|rest| rest.is_lifted_by(token, ask.model.is_some())) {
                 lifted |= self.rests.remove(&subject);
             }
         }
@@ -77,34 +88,32 @@ impl Ledger {
 impl Report {
     /// Whether it rests all keys of a group, whatever the model.
     pub fn rests_group(&self) -> bool {
-        matches!(blamed(self), Subject::Group(_))
+        matches!(blamed(self), Some(Subject::Group(_)))
     }
 
     /// The subject that it rests, in the words of [`CooldownView::subject`](crate::store::CooldownView), and
-    /// whether that is the key itself.
-    pub fn subject(&self) -> (String, bool) {
-        let subject = blamed(self);
-        (subject.label(&self.provider), subject.is_own())
+    /// whether that is the key itself; `None` where it rests nothing.
+    pub fn subject(&self) -> Option<(String, bool)> {
+        let subject = blamed(self)?;
+        Some((subject.label(&self.provider), subject.is_own()))
     }
 }
 
-/// The subject a refusal rests. Where its scope names what the request does not have, the next wider
-/// one that it has counts: a group scope without a group means the key, a model scope without a model
-/// the whole subject.
-pub(in crate::store) fn blamed(ask: &Report) -> Subject {
-    let scope = ask.outcome.blamed_scope();
+/// The subject a refusal rests. A group scope without a group means the key; a model scope without a known
+/// model, those requests alone of which none is known: a caller decides what can be known, and must not stop
+/// others by it. `None` where it rests nothing, as with a key that may not use a model when it is not known
+/// which.
+pub(in crate::store) fn blamed(ask: &Report) -> Option<Subject> {
     let key = || Subject::Key(ask.key.clone(), ask.fingerprint);
-    let key_model = || match &ask.model {
-        Some(model) => Subject::KeyModel(ask.key.clone(), ask.fingerprint, model.clone()),
-        None => key(),
-    };
-    match (scope, group_of(ask), &ask.model) {
-        (Scope::Key, ..) | (Scope::Group, None, _) => key(),
-        (Scope::KeyModel, ..) | (Scope::GroupModel, None, _) => key_model(),
-        (Scope::Group, Some(group), _) | (Scope::GroupModel, Some(group), None) => {
-            Subject::Group(group.clone())
-        }
-        (Scope::GroupModel, Some(group), Some(model)) => Subject::GroupModel(group.clone(), model.clone()),
-        (Scope::ProviderModel, _, model) => Subject::ProviderModel(model.clone()),
+    let key_model = || Subject::KeyModel(ask.key.clone(), ask.fingerprint, ask.model.clone());
+    if !ask.outcome.rests_something(ask.model.is_some()) {
+        return None;
     }
+    Some(match (ask.outcome.blamed_scope(), group_of(ask)) {
+        (Scope::Key, _) | (Scope::Group, None) => key(),
+        (Scope::KeyModel, _) | (Scope::GroupModel, None) => key_model(),
+        (Scope::Group, Some(group)) => Subject::Group(group.clone()),
+        (Scope::GroupModel, Some(group)) => Subject::GroupModel(group.clone(), ask.model.clone()),
+        (Scope::ProviderModel, _) => Subject::ProviderModel(ask.model.clone()),
+    })
 }

@@ -122,9 +122,20 @@ pub struct Evidence {
     pub lease: Option<LeaseId>,
     /// The token of that lease.
     pub token: FencingToken,
+    /// The refused request named a model.
+    pub of_model: bool,
+}
+
+impl Evidence {
+    /// Whether only a check or a person ends what it sets.
+    pub(in crate::store) fn is_proof(&self) -> bool {
+        self.class == Class::Invalid && !self.doubt
+    }
 }
 
 /// A time until which a subject is not lent, and what follows it.
+// None of what is true or not of it follows from another.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rest {
     /// The class that set it.
@@ -152,6 +163,9 @@ pub struct Rest {
     pub status: Option<u16>,
     /// The body's code that was evidence.
     pub code: Option<Arc<str>>,
+    /// Whether a request that named a model was refused: then no success of one that names none, which may
+    /// cost the provider nothing, tells that it is over.
+    pub of_model: bool,
 }
 
 /// What a rest says to somebody who wants to lend its subject.
@@ -190,6 +204,7 @@ impl Rest {
         if let Some(longer) = old.filter(|rest| rest.until >= until) {
             let mut kept = longer.clone();
             kept.on_probe_end |= policy.probation;
+            kept.of_model |= evidence.of_model;
             if fresh {
                 kept.token = stamp;
                 if kept.class == evidence.class {
@@ -212,6 +227,7 @@ impl Rest {
             by_check: evidence.by_check,
             status: evidence.status,
             code: evidence.code.clone(),
+            of_model: evidence.of_model || old.is_some_and(|rest| rest.of_model),
         }
     }
 
@@ -235,9 +251,19 @@ impl Rest {
         self
     }
 
-    /// Whether a success of a lease with `token` lifts it.
-    pub fn is_lifted_by(&self, token: FencingToken) -> bool {
-        token > self.token
+    /// Whether a success of a lease with `token` lifts it; `with_model`: its request named one.
+    pub fn is_lifted_by(&self, token: FencingToken, with_model: bool) -> bool {
+        token > self.token && self.is_proved_by(with_model)
+    }
+
+    /// Whether a success of a request that names a model, or of one that names none, says anything about it.
+    pub fn is_proved_by(&self, with_model: bool) -> bool {
+        with_model || !self.of_model
+    }
+
+    /// Whether the caller's words alone may have set it, so that others need not make room for it.
+    pub fn is_light(&self) -> bool {
+        self.class == Class::Access || self.doubt
     }
 
     /// Whether nothing of it is worth remembering.
@@ -263,15 +289,16 @@ impl Rest {
     }
 
     /// What it says to somebody who wants to lend its subject; `probe_is_live` tells whether the lease
-    /// in [`Rest::probe_lease`] lives.
-    pub fn gate(&self, now: StoreTime, probe_is_live: bool) -> Gate {
+    /// in [`Rest::probe_lease`] lives, `with_model` whether the request names a model.
+    pub fn gate(&self, now: StoreTime, probe_is_live: bool, with_model: bool) -> Gate {
         if self.is_invalid() {
             return Gate::Invalid;
         }
         let probe = self.probe_lease.filter(|_| probe_is_live);
         if self.is_resting(now) {
             let due = self.class == Class::Quota && now >= self.probed_at.plus(EARLY_PROBE_EVERY);
-            return if due && probe.is_none() {
+            // A probe that can prove nothing would only take the turn of one that can.
+            return if due && probe.is_none() && self.is_proved_by(with_model) {
                 Gate::EarlyProbe(self.until, self.class)
             } else {
                 Gate::Cooling(self.until, self.class)
@@ -308,6 +335,7 @@ mod tests {
             code: None,
             lease: None,
             token: FencingToken(1),
+            of_model: false,
         };
         for (class, longest) in classes {
             let rest = Rest::after(None, &evidence(class, false), FencingToken(2), ahead).clamped(now);

@@ -11,7 +11,10 @@ use crate::model::{FencingToken, Fingerprint, GroupName, LeaseId, OwnerId, Provi
 use crate::store::rules::learned::Learned;
 use crate::store::rules::parts::Head;
 use crate::store::rules::{Key, Lease, Ledger, Settings};
-use crate::store::text::{groups_text, parse_groups, parse_rest, parse_subject, rest_text, subject_text};
+use crate::store::text::{
+    clearable_text, groups_text, parse_clearable, parse_groups, parse_rest, parse_subject, rest_text,
+    subject_text,
+};
 use crate::store::{Epoch, StoreTime};
 
 /// A provider's ledger, as far as the file and this process agree on it.
@@ -50,6 +53,9 @@ pub(super) struct Rows<'c> {
     all_group_caps: Statement<'c>,
     set_group_cap: Statement<'c>,
     drop_group_cap: Statement<'c>,
+    all_cleared: Statement<'c>,
+    set_cleared: Statement<'c>,
+    drop_cleared: Statement<'c>,
 }
 
 impl<'c> Rows<'c> {
@@ -96,6 +102,9 @@ impl<'c> Rows<'c> {
                 "REPLACE INTO group_caps (provider, key_group, cap, since_ms) VALUES (?, ?, ?, ?)",
             )?,
             drop_group_cap: conn.prepare("DELETE FROM group_caps WHERE provider = ? AND key_group = ?")?,
+            all_cleared: conn.prepare("SELECT what, token FROM cleared WHERE provider = ?")?,
+            set_cleared: conn.prepare("REPLACE INTO cleared (provider, what, token) VALUES (?, ?, ?)")?,
+            drop_cleared: conn.prepare("DELETE FROM cleared WHERE provider = ? AND what = ?")?,
         })
     }
 
@@ -146,7 +155,15 @@ impl<'c> Rows<'c> {
             group_caps.insert(named(row, 0)?, Learned { cap: row.get(1)?, since });
         }
         drop(read);
-        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests, group_caps);
+        let mut cleared = HashMap::new();
+        let mut read = self.all_cleared.query([id])?;
+        while let Some(row) = read.next()? {
+            let (what, token): (String, i64) = (row.get(0)?, row.get(1)?);
+            let what = parse_clearable(&what).ok_or_else(|| Fault::Row(of_provider("what was cleared")))?;
+            cleared.insert(what, FencingToken(token.cast_unsigned()));
+        }
+        drop(read);
+        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests, group_caps, cleared);
         Ok(Some(Kept { ledger, id, changes, head }))
     }
 
@@ -156,8 +173,8 @@ impl<'c> Rows<'c> {
         let id = self.add_provider.query_row((name.as_str(), &*epoch.0), |row| row.get(0))?;
         let head = Head { epoch, grace_until: None, last_token: FencingToken(0) };
         let (keys, leases) = (HashMap::new(), HashMap::new());
-        let (rests, group_caps) = (HashMap::new(), HashMap::new());
-        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests, group_caps);
+        let (rests, group_caps, cleared) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let ledger = Ledger::of_parts(name.clone(), head.clone(), keys, leases, rests, group_caps, cleared);
         Ok(Kept { ledger, id, changes: 1, head })
     }
 
@@ -197,6 +214,15 @@ impl<'c> Rows<'c> {
                     self.set_group_cap.execute((*id, group.as_str(), cap, since.0.cast_signed()))?
                 }
                 None if was => self.drop_group_cap.execute((*id, group.as_str()))?,
+                None => continue,
+            };
+            wrote = true;
+        }
+        for (what, was) in touched.cleared {
+            let text = clearable_text(&what);
+            match ledger.cleared(&what) {
+                Some(token) => self.set_cleared.execute((*id, text, token.0.cast_signed()))?,
+                None if was => self.drop_cleared.execute((*id, text))?,
                 None => continue,
             };
             wrote = true;

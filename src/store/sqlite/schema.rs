@@ -78,6 +78,12 @@ CREATE TABLE IF NOT EXISTS group_caps ( -- how many uses at once the provider al
     since_ms  INTEGER NOT NULL,
     PRIMARY KEY (provider, key_group)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cleared ( -- what a person cleared, and the newest token as of then
+    provider  INTEGER NOT NULL,
+    what      TEXT    NOT NULL,
+    token     INTEGER NOT NULL,
+    PRIMARY KEY (provider, what)
+) STRICT, WITHOUT ROWID;
 ";
 /// The same for columns: the groups that answers named, as JSON by fingerprint; the group a lease counts in.
 const ADDED_COLUMNS: [(&str, &str); 2] = [("keys", "learned_groups"), ("leases", "key_group")];
