@@ -18,6 +18,10 @@ const USUAL_FIELDS: [&str; 6] =
 /// What stands before a header's name in `field`.
 const HEADER: &str = "header:";
 
+/// What is said of a rule that would take a caller's words for proof.
+const UNBOUND: &str = "needs a code, or a phrase with `field`: elsewhere in a body a caller's own words may stand, \
+                       and a key would be bad by them";
+
 /// In `remove_rules` and `remove_waits`: all of them.
 const ALL: &str = "*";
 
@@ -66,6 +70,9 @@ fn compile_rule(raw: &RawRule, origin: Origin, bad: Bad<'_>) -> Rule {
     if raw.another_key.is_some() && raw.class != Class::Caller {
         bad("another_key", "is only for class = \"caller\": others say by themselves whether one is tried");
     }
+    if is_invalid && raw.proven == Some(true) && !is_bound(raw, &codes, &phrases) {
+        bad("proven", UNBOUND);
+    }
     let proven = raw.proven.unwrap_or(!is_invalid);
     let scope = raw.scope.unwrap_or(match raw.class {
         Class::Overloaded => Scope::ProviderModel,
@@ -89,6 +96,12 @@ fn compile_rule(raw: &RawRule, origin: Origin, bad: Bad<'_>) -> Rule {
         until,
         another_key,
     }
+}
+
+/// Whether a rule goes by a code, which stands at fixed places, or by a phrase that is bound to one: anywhere
+/// else the words may be the caller's, repeated.
+fn is_bound(raw: &RawRule, codes: &[String], phrases: &[String]) -> bool {
+    codes.iter().any(|code| code != ANY_CODE) || (!phrases.is_empty() && raw.field.is_some())
 }
 
 fn compile_fields(raw: &RawRule, codes: &[String], phrases: &[String], bad: Bad<'_>) -> Vec<String> {

@@ -198,6 +198,12 @@ fn every_mistake_is_named_with_its_field() {
         ("rules = [{ status = 429, field = '/a', class = 'rate' }]", "rules.0.field"),
         ("rules = [{ code = 'x', field = 'a', class = 'rate' }]", "rules.0.field"),
         ("rules = [{ status = 429, class = 'rate', proven = true }]", "rules.0.proven"),
+        ("rules = [{ status = 401, class = 'invalid', proven = true }]", "rules.0.proven"),
+        ("rules = [{ status = 401, phrase = '^bad key', class = 'invalid', proven = true }]", "rules.0.proven"),
+        (
+            "rules = [{ status = 401, code = '*', field = '/error/x', class = 'invalid', proven = true }]",
+            "rules.0.proven",
+        ),
         ("rules = [{ status = 429, class = 'rate', wait = 'soon' }]", "rules.0.wait"),
         ("rules = [{ status = 429, class = 'cancelled' }]", "rules.0.class"),
         ("rules = [{ code = '*', class = 'rate' }]", "rules.0.field"),
