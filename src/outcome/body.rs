@@ -107,6 +107,14 @@ impl Body {
         }
         texts
     }
+
+    /// The texts at `fields`; all of a body that is no JSON, for it is nothing but a message.
+    pub(super) fn messages(&self, fields: &[String]) -> Vec<&str> {
+        match self {
+            Self::Text(text) => vec![text],
+            _ => self.texts(fields),
+        }
+    }
 }
 
 /// A string or a number as text; nothing else is a code or a wait.

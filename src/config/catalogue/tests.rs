@@ -199,7 +199,10 @@ fn every_mistake_is_named_with_its_field() {
         ("rules = [{ code = 'x', field = 'a', class = 'rate' }]", "rules.0.field"),
         ("rules = [{ status = 429, class = 'rate', proven = true }]", "rules.0.proven"),
         ("rules = [{ status = 401, class = 'invalid', proven = true }]", "rules.0.proven"),
-        ("rules = [{ status = 401, phrase = '^bad key', class = 'invalid', proven = true }]", "rules.0.proven"),
+        (
+            "rules = [{ status = 401, phrase = '^bad key', class = 'invalid', proven = true }]",
+            "rules.0.proven",
+        ),
         (
             "rules = [{ status = 401, code = '*', field = '/error/x', class = 'invalid', proven = true }]",
             "rules.0.proven",
@@ -222,6 +225,9 @@ fn every_mistake_is_named_with_its_field() {
         ("usage = [{ input = 'a b' }]", "usage.0.input"),
         ("waits = [{ header = 'x', format = 'seconds', unless = 'x' }]", "waits.0.unless"),
         ("waits = [{ phrase = 'x', format = 'rate_limit' }]", "waits.0.format"),
+        ("rules = [{ status = 402, class = 'quota', window = 'day' }]", "rules.0.window"),
+        ("waits = [{ phrase = 'x', field = 'message', format = 'duration' }]", "waits.0.field"),
+        ("waits = [{ header = 'x', field = '/message', format = 'duration' }]", "waits.0.field"),
         ("waits = [{ format = 'millis' }]", "waits.0.header"),
         ("waits = [{ header = 'a b', format = 'millis' }]", "waits.0.header"),
         ("waits = [{ body = 'a', format = 'millis' }]", "waits.0.body"),
