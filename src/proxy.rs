@@ -268,8 +268,9 @@ impl Rooms {
                 reply.outcome().clone()
             };
             let outcome = spare_the_key(outcome, &choice.wish().model);
-            in_use.report(outcome.clone(), &choice.wish().model);
-            self.note(&in_use, &outcome);
+            let told = self.told(&in_use, &outcome, &choice.wish().model);
+            self.note(&in_use, &outcome, told.class);
+            in_use.report(told, &choice.wish().model);
             if outcome.wants_another_key() {
                 leave_out(&mut choice, &in_use, &outcome);
             }
@@ -351,8 +352,26 @@ impl Rooms {
         sent
     }
 
-    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key.
-    fn note(&self, in_use: &InUse, outcome: &Outcome) {
+    /// What the store hears of an answer. A mere doubt rests the key for the model: nothing where no model is
+    /// known, and nothing while a check has just found the key good, else one caller's wrong header would keep
+    /// every key from all others.
+    fn told(&self, in_use: &InUse, outcome: &Outcome, model: &ModelKnown) -> Outcome {
+        let doubt = outcome.class == Class::Invalid && !outcome.proven;
+        if !doubt || !(model.name().is_none() || self.is_good(in_use)) {
+            return outcome.clone();
+        }
+        let organization = outcome.organization.clone();
+        Outcome { organization, ..Outcome::plain(Class::Caller, outcome.status) }
+    }
+
+    /// Whether a check has just found good the key that was used.
+    fn is_good(&self, in_use: &InUse) -> bool {
+        in_use.key().is_some_and(|key| self.checks.found_good(in_use.provider(), key))
+    }
+
+    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key; `told` is what the
+    /// store hears of it.
+    fn note(&self, in_use: &InUse, outcome: &Outcome, told: Class) {
         let (provider, key) = (in_use.provider(), in_use.lease.key());
         let said = outcome.ahead().unwrap_or_else(|| outcome.clone());
         if Class::RESTS.contains(&said.class)
@@ -380,8 +399,10 @@ impl Rooms {
                 "the provider says that this key is bad; it is not lent before `lessor keys check` finds it good"
             );
         }
-        self.metrics.cooldown(outcome.class);
-        if outcome.class == Class::Invalid && !outcome.proven {
+        if told == outcome.class {
+            self.metrics.cooldown(outcome.class);
+        }
+        if outcome.class == Class::Invalid && !outcome.proven && !self.is_good(in_use) {
             self.checks.in_background(provider.clone(), key.clone());
         }
     }

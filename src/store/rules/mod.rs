@@ -297,12 +297,13 @@ impl Ledger {
                     own || group.is_some_and(|group| subject.is_of_group(group))
                 });
             }
-            StatusChange::CheckedBad { secret, status, code } => {
+            StatusChange::Doubted { secret, status, code }
+            | StatusChange::CheckedBad { secret, status, code } => {
                 let stamp = self.next_token(now);
                 let evidence = Evidence {
                     class: Class::Invalid,
                     wait: None,
-                    doubt: false,
+                    doubt: matches!(change, StatusChange::Doubted { .. }),
                     by_check: true,
                     status: *status,
                     code: code.clone(),
