@@ -20,6 +20,16 @@ fn in_order(provider: &Provider, keys: impl IntoIterator<Item = Key>) -> Setup {
     keys.into_iter().fold(setup, Setup::key)
 }
 
+/// OpenAI's word for an empty account, with the seconds until it is full again.
+fn out_of_money(until: Option<u64>) -> Play {
+    let message = "You exceeded your current quota, please check your plan and billing details.";
+    let error = openai_error("insufficient_quota", "insufficient_quota", message);
+    match until {
+        Some(seconds) => Play::json_with(429, &[("retry-after", &seconds.to_string())], &error),
+        None => Play::json(429, &error),
+    }
+}
+
 /// A key's own rest, aged in Redis by more than it lasts.
 async fn is_over(lessor: &Lessor, redis: &Redis) {
     let row = "lessor:{openai}:key:a";
@@ -109,4 +119,23 @@ async fn what_a_caller_sent_proves_no_key_bad_when_the_provider_repeats_it() {
     assert_eq!(lessor.ask(Request::post("/xai/v1/chat/completions", &body)).await.status, 400);
     let keys = lessor.admin("/v1/keys").await.json();
     assert_eq!(keys["keys"][0]["status"], "available", "{keys}");
+}
+
+#[tokio::test]
+async fn nobody_waits_longer_than_ten_minutes_whatever_a_request_asks_for() {
+    // an account that is empty for an hour: who would wait that long waits for it
+    let provider = Provider::start(|_| out_of_money(Some(3600))).await;
+    let lessor = in_order(&provider, [Key::new("a")]).start().await;
+    assert_eq!(lessor.chat().await.status, 429);
+    let refused = lessor.ask(chat("gpt-4o-mini").header("x-lessor-max-wait", "9999h")).await;
+    refused.is_error(429, "pool_exhausted");
+    let lessor = in_order(&provider, [Key::new("a")]).set("queue.max_wait", "\"2h\"").start().await;
+    assert_eq!(lessor.ask(chat("gpt-4o-mini").header("x-lessor-max-wait", "0s")).await.status, 429);
+    let lessor = Arc::new(lessor);
+    let waits = tokio::spawn({
+        let lessor = Arc::clone(&lessor);
+        async move { lessor.ask(chat("gpt-4o-mini").header("x-lessor-max-wait", "9999h")).await.status }
+    });
+    lessor.comes_to_queue(1).await;
+    waits.abort();
 }
