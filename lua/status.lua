@@ -4,9 +4,9 @@
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests
   KEYS[4]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
   KEYS[5]  lessor:{p}:cleared            hash  what a person cleared -> the newest token as of then
-  ARGV     1 "disable", "drain", "enable", "clear", "good" or "bad", 2 key, 3 fingerprint, for good and bad, 4 channel for
-           events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a failed check, 8 its
-           status or "", 9 its code or ""
+  ARGV     1 "disable", "drain", "enable", "clear", "good", "doubted" or "bad", 2 key, 3 fingerprint, for good,
+           doubted and bad, 4 channel for events, 5 this sidecar's name among those who wait, 6 provider, 7 class of a
+           failed check, 8 its status or "", 9 its code or "", 10 ms for which a doubted key rests
   Returns  now in ms, 1, or 0 where nobody serves such a key
   Atomic   in one step. `clear` also lifts the rests of the key's group, and the learned caps of both, for good:
            leases from before add nothing to them; it lifts nothing invalid
@@ -14,7 +14,7 @@
   Clock    Redis TIME ]]
 local FENCE, COOLDOWNS, KEY, GROUPS, CLEARED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local WORD, KEY_ID, FINGERPRINT = ARGV[1], ARGV[2], ARGV[3]
-local CHANNEL, SELF, PROVIDER, CLASS = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local CHANNEL, SELF, PROVIDER, CLASS, DOUBTED_MS = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[10])
 
 if redis.call("HEXISTS", KEY, "pool") == 0 then return { NOW, 0 } end
 
@@ -81,13 +81,14 @@ elseif WORD == "clear" then
 elseif WORD == "good" then
   lift_own(FINGERPRINT, doubted)
   lift_scoped("key:" .. KEY_ID .. "@" .. FINGERPRINT, doubted)
-elseif WORD == "bad" then
-  local stamp = rests.next_token(FENCE)
+elseif WORD == "doubted" or WORD == "bad" then
+  local stamp, doubt = rests.next_token(FENCE), WORD == "doubted"
   local evidence = {
     class = CLASS,
-    first_ms = 0,
-    most_ms = 0,
-    forever = true,
+    first_ms = DOUBTED_MS,
+    most_ms = DOUBTED_MS,
+    forever = not doubt,
+    doubt = doubt,
     by_check = true,
     token = stamp,
     status = tonumber(ARGV[8]),

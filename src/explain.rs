@@ -196,7 +196,7 @@ fn wait_from(read: &Reading<'_>) -> Option<String> {
     let at = |wait: &Wait| match &wait.from {
         WaitPlace::Header(name) => format!("header {name}"),
         WaitPlace::Body(pointer) => format!("body {pointer}"),
-        WaitPlace::Phrase(phrase) => format!("text behind `{phrase}`"),
+        WaitPlace::Phrase(phrase, _) => format!("text behind `{phrase}`"),
     };
     read.outcome.wait.map(|_| read.wait.map_or_else(|| "the rule".to_owned(), at))
 }

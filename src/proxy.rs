@@ -267,9 +267,9 @@ impl Rooms {
             } else {
                 reply.outcome().clone()
             };
-            let outcome = spare_the_key(outcome, &choice.wish().model);
-            in_use.report(outcome.clone(), &choice.wish().model);
-            self.note(&in_use, &outcome, choice.wish().model.name().is_some());
+            let told = self.told(&in_use, &outcome, &choice.wish().model);
+            self.note(&in_use, &outcome, &told, choice.wish().model.name().is_some());
+            in_use.report(told, &choice.wish().model);
             if outcome.wants_another_key() {
                 leave_out(&mut choice, &in_use, &outcome);
             }
@@ -351,9 +351,26 @@ impl Rooms {
         sent
     }
 
-    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key. `with_model`: the
-    /// request's is known.
-    fn note(&self, in_use: &InUse, outcome: &Outcome, with_model: bool) {
+    /// What the store hears of an answer. A mere doubt rests the key for the model: nothing where no model is
+    /// known, and nothing while a check has just found the key good, else one caller's wrong header would keep
+    /// every key from all others.
+    fn told(&self, in_use: &InUse, outcome: &Outcome, model: &ModelKnown) -> Outcome {
+        let doubt = outcome.class == Class::Invalid && !outcome.proven;
+        if !doubt || !(model.name().is_none() || self.is_good(in_use)) {
+            return outcome.clone();
+        }
+        let organization = outcome.organization.clone();
+        Outcome { organization, ..Outcome::plain(Class::Caller, outcome.status) }
+    }
+
+    /// Whether a check has just found good the key that was used.
+    fn is_good(&self, in_use: &InUse) -> bool {
+        in_use.key().is_some_and(|key| self.checks.found_good(in_use.provider(), key))
+    }
+
+    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key; `told` is what the
+    /// store hears of it. `with_model`: the request's is known.
+    fn note(&self, in_use: &InUse, outcome: &Outcome, told: &Outcome, with_model: bool) {
         let (provider, key) = (in_use.provider(), in_use.lease.key());
         let said = outcome.ahead().unwrap_or_else(|| outcome.clone());
         if Class::RESTS.contains(&said.class)
@@ -381,10 +398,10 @@ impl Rooms {
                 "the provider says that this key is bad; it is not lent before `lessor keys check` finds it good"
             );
         }
-        if outcome.rests_something(with_model) {
-            self.metrics.cooldown(outcome.class);
+        if told.rests_something(with_model) {
+            self.metrics.cooldown(told.class);
         }
-        if outcome.class == Class::Invalid && !outcome.proven {
+        if outcome.class == Class::Invalid && !outcome.proven && !self.is_good(in_use) {
             self.checks.in_background(provider.clone(), key.clone());
         }
     }
@@ -450,16 +467,6 @@ fn goes_on(method: &Method, outcome: &Outcome, on: RetryOn) -> bool {
         Onward::Again => on.overloaded || method.is_idempotent(),
         Onward::Nowhere => false,
     }
-}
-
-/// A 404 says that there is no such model. Of a request whose model is not known (it stands in the path, or
-/// could not be read) that tells nothing of the key.
-fn spare_the_key(outcome: Outcome, model: &ModelKnown) -> Outcome {
-    let no_such_model = outcome.class == Class::Access && outcome.status == Some(404);
-    if no_such_model && model.name().is_none() {
-        return Outcome { class: Class::Caller, another_key: true, ..outcome };
-    }
-    outcome
 }
 
 /// Takes out what this answer rules out for this request: the key, and its group where the limit is the

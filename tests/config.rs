@@ -482,6 +482,10 @@ status = [402]
 [[providers.openai.rules]]
 class = "rate"
 wait = "soon"
+[[providers.openai.rules]]
+phrase = "^bad key"
+class = "invalid"
+proven = true
 "#,
     );
     let want = r#"config/lessor.toml:3: providers.openai.rules.0.class is "rte", which is unknown; did you mean `rate`?
@@ -492,7 +496,10 @@ config/lessor.toml:4: providers.openai.rules.1 has no `class`
     | ^^^^^^^^^^^^^^^^^^^^^^^^^^
 config/lessor.toml:8: providers.openai.rules.2.wait is `soon`, must be a time such as 90s or 15m, month_end, day_end or day_end_pacific
   8 | wait = "soon"
-    |        ^^^^^^"#;
+    |        ^^^^^^
+config/lessor.toml:12: providers.openai.rules.3.proven needs a code, or a phrase with `field`: elsewhere in a body a caller's own words may stand, and a key would be bad by them
+  12 | proven = true
+     |          ^^^^"#;
     assert_eq!(said, want);
 }
 

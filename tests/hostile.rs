@@ -120,3 +120,21 @@ async fn a_body_of_tiny_chunks_takes_no_memory_out_of_proportion() {
     gate.open();
     assert_eq!(holding.await.unwrap().status, 200);
 }
+
+#[tokio::test]
+async fn a_client_hears_what_was_too_much_in_its_providers_answer() {
+    let provider = Provider::plain(|seen| match seen.header("x-case") {
+        "lines" => Play::whole(429, &vec![("retry-after", "1"); 300], "{}"),
+        "bytes" => Play::whole(429, &[("x-big", &"a".repeat(1_000_000))], "{}"),
+        _ => openai(seen),
+    })
+    .await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    for case in ["lines", "bytes"] {
+        let answer = lessor.ask(Request::get("/openai/v1/models").header("x-case", case)).await;
+        assert_eq!((answer.status, answer.header("x-lessor-error")), (502, "upstream_unreachable"), "{case}");
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("more than 256 header lines or 256 KiB"), "{case}: {message}");
+    }
+    assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
+}

@@ -96,6 +96,7 @@ const PROVIDER_INNER: &[&str] = &[
     "scope",
     "proven",
     "wait",
+    "window",
     "body",
     "only_if_zero",
     "unless",

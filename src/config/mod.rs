@@ -51,6 +51,7 @@ pub use paths::PathPattern;
 pub use place::{Injection, Kind, Place, places};
 pub use reading::{
     ANY_CODE, Counted, Origin, Rule, StatusRange, Until, Usage, UsagePlace, Wait, WaitFormat, WaitPlace,
+    Window,
 };
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::{ORIGIN as ENVIRONMENT, from_environment};

@@ -36,6 +36,8 @@ pub struct Rule {
     pub wait: Option<Duration>,
     /// The same, where it is a date of the calendar.
     pub until: Option<Until>,
+    /// The window of the limit.
+    pub window: Option<Window>,
     /// For [`Class::Caller`]: the key is not to blame, yet another one may serve the request.
     pub another_key: bool,
 }
@@ -66,6 +68,14 @@ pub enum Until {
     PacificDayEnd,
 }
 
+/// How long a limit counts before it begins anew, where that is longer than a rate limit's usual minutes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Window {
+    /// A day.
+    Day,
+}
+
 /// An inclusive range of statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusRange(pub u16, pub u16);
@@ -83,6 +93,8 @@ pub struct Wait {
     pub unless: Option<(HeaderName, String)>,
     /// The classes it counts for; empty: all that can wait.
     pub classes: Vec<Class>,
+    /// The window of the limit that it is about.
+    pub window: Option<Window>,
 }
 
 /// Where a wait stands.
@@ -92,8 +104,8 @@ pub enum WaitPlace {
     Header(HeaderName),
     /// At a JSON pointer.
     Body(String),
-    /// After a phrase in the body.
-    Phrase(String),
+    /// After a phrase in the texts at one of these JSON pointers, or in a body that is all text.
+    Phrase(String, Vec<String>),
 }
 
 /// How a wait is written.

@@ -49,6 +49,9 @@ const MAX_ANSWER_HEAD: usize = 256 * 1024;
 /// The most header lines of an answer.
 const MAX_ANSWER_HEADERS: usize = 256;
 
+/// hyper tells one of them from the other to nobody.
+const TOO_LARGE: &str = "a head of more than 256 header lines or 256 KiB";
+
 /// Why no answer came.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
@@ -254,6 +257,9 @@ impl Upstreams {
         }
         if caused_by::<ConnectTimeout>(&error).is_some() {
             return SendError::ConnectTimeout { host, after: self.timeouts.connect };
+        }
+        if caused_by::<hyper::Error>(&error).is_some_and(hyper::Error::is_parse_too_large) {
+            return SendError::Unusable { host, what: TOO_LARGE };
         }
         if error.is_connect() {
             return SendError::Connect { host, cause: error.into() };

@@ -93,20 +93,27 @@ impl Body {
         found
     }
 
-    /// Every text in the body in which a phrase may stand; at `fields` only where any are given.
+    /// Every text in the body in which a phrase may stand; where `fields` are given, the texts that stand right
+    /// there: below them an answer may list what its caller sent.
     pub(super) fn texts(&self, fields: &[String]) -> Vec<&str> {
         let mut texts = Vec::new();
         match self {
             Self::Json(root) if fields.is_empty() => collect_texts(root, &mut texts),
             Self::Json(_) => {
-                for value in fields.iter().flat_map(|field| self.at(field)) {
-                    collect_texts(value, &mut texts);
-                }
+                texts.extend(fields.iter().flat_map(|field| self.at(field)).filter_map(Value::as_str));
             }
             Self::Text(text) if fields.is_empty() => texts.push(text.as_str()),
             Self::Text(_) | Self::Unreadable | Self::NotAsked => {}
         }
         texts
+    }
+
+    /// The texts at `fields`; all of a body that is no JSON, for it is nothing but a message.
+    pub(super) fn messages(&self, fields: &[String]) -> Vec<&str> {
+        match self {
+            Self::Text(text) => vec![text],
+            _ => self.texts(fields),
+        }
     }
 }
 

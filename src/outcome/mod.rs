@@ -92,7 +92,7 @@ pub fn reading<'a>(
         return without_rule(provider, status, headers, &body, now);
     };
     let rule = hit.rule;
-    let named = waits::named(provider, rule.class, headers, &body, now);
+    let named = waits::named(provider, (rule.class, rule.window), headers, &body, now);
     // Who shares a limit is a question only where there is one.
     let limits = rule.class.blames_key() || rule.class == Class::Overloaded;
     let outcome = Outcome {
@@ -121,7 +121,7 @@ fn without_rule<'a>(
     if outcome.class == Class::Overloaded {
         outcome.scope = Scope::ProviderModel;
     }
-    let named = waits::named(provider, outcome.class, headers, body, now);
+    let named = waits::named(provider, (outcome.class, None), headers, body, now);
     outcome.wait = named.map(|(_, wait)| wait);
     Reading { outcome, rule: None, wait: named.map(|(place, _)| place), body: body.kind() }
 }
@@ -135,10 +135,14 @@ fn success<'a>(
     now: SystemTime,
 ) -> Reading<'a> {
     let mut outcome = Outcome::plain(Class::Success, Some(status.as_u16()));
-    let ahead = if status.is_success() { waits::ahead(provider, headers, now) } else { None };
+    let limit = || {
+        let rule = rules::by_status(provider, StatusCode::TOO_MANY_REQUESTS, headers);
+        rule.filter(|rule| rule.class == Class::Rate)
+    };
+    let window = || limit().and_then(|rule| rule.window);
+    let ahead = if status.is_success() { waits::ahead(provider, window, headers, now) } else { None };
     if let Some((_, wait)) = ahead {
-        let limit = rules::by_status(provider, StatusCode::TOO_MANY_REQUESTS, headers);
-        outcome.scope = limit.filter(|rule| rule.class == Class::Rate).map_or(Scope::Key, |rule| rule.scope);
+        outcome.scope = limit().map_or(Scope::Key, |rule| rule.scope);
         outcome.wait = Some(wait);
     }
     Reading { outcome, rule: None, wait: ahead.map(|(place, _)| place), body: BodyKind::NotAsked }
@@ -167,7 +171,7 @@ pub fn wait(
     body: &[u8],
     now: SystemTime,
 ) -> Option<Duration> {
-    waits::named(provider, class, headers, &Body::decode(headers, body), now).map(|(_, wait)| wait)
+    waits::named(provider, (class, None), headers, &Body::decode(headers, body), now).map(|(_, wait)| wait)
 }
 
 /// The longest wait that an answer of `class` can name; `None` for a class that waits for nothing.

@@ -1,7 +1,8 @@
 //! How long an answer says to wait: every way of writing a time that providers have.
 //!
 //! Each text is parsed whole or not at all: `6m0s` is not 6 and `120ms` is not 120 s. Absolute times are
-//! taken from the answer's own `Date`, so a clock that is wrong here, or there, does no harm.
+//! taken from the answer's own `Date`, so a clock that is wrong here, or there, does no harm; where the two are
+//! far apart that `Date` may be stale, as of an answer out of a cache, and the shorter wait counts.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,21 +10,24 @@ use http::{HeaderMap, header};
 
 use super::body::{Body, scalar};
 use super::calendar::{self, days_since_epoch};
-use crate::config::{Provider, Rule, Wait, WaitFormat, WaitPlace};
+use crate::config::{Provider, Rule, Wait, WaitFormat, WaitPlace, Window};
 use crate::model::Class;
 
 const MINUTE: Duration = Duration::from_mins(1);
-const HOUR: Duration = Duration::from_hours(1);
+const DAY: Duration = Duration::from_hours(24);
 
 /// No wait is longer: a month's window and a day, for time zones.
 const LONGEST: Duration = Duration::from_hours(32 * 24);
-/// A rate limit's wait up to [`HOUR`] is cut to this; a longer one names a day's window and is believed.
+/// A rate limit's wait is cut to this, save where its rule or the place of the wait is of a day's window.
 const RATE: Duration = Duration::from_mins(10);
+/// A sender's clock that is no farther from ours than this is taken for right.
+const SKEW: Duration = Duration::from_mins(5);
 
 /// The longest wait an answer of `class` can name.
 pub(super) fn longest(class: Class) -> Option<Duration> {
     match class {
-        Class::Rate | Class::Quota => Some(LONGEST),
+        Class::Rate => Some(DAY),
+        Class::Quota => Some(LONGEST),
         Class::Concurrency | Class::Overloaded => Some(MINUTE),
         Class::Access | Class::Region => Some(30 * MINUTE),
         // A key that is refused waits for a check, and the rest for nothing.
@@ -40,33 +44,36 @@ pub(super) fn counts(wait: &Wait, class: Class) -> bool {
 /// limits that are used up, the one that is so for longest.
 pub(super) fn named<'a>(
     provider: &'a Provider,
-    class: Class,
+    (class, window): (Class, Option<Window>),
     headers: &HeaderMap,
     body: &Body,
     now: SystemTime,
 ) -> Option<(&'a Wait, Duration)> {
     longest(class)?;
-    let sent = sent_at(headers, now);
-    let first = found(provider, class, headers, body, sent).next()?;
-    let (place, named) = if first.0.tells_of_an_end() {
-        let ends = found(provider, class, headers, body, sent).filter(|(wait, _)| wait.tells_of_an_end());
-        ends.max_by_key(|(_, named)| *named)?
-    } else {
-        first
+    let sent = Sent::of(headers, now);
+    let found = || {
+        let found = found(provider, class, headers, body, sent);
+        found.filter_map(|(wait, named)| Some((wait, bounded(class, wait.window.or(window), named)?)))
     };
-    Some((place, bounded(class, named)?))
+    let first = found().next()?;
+    if first.0.tells_of_an_end() {
+        return found().filter(|(wait, _)| wait.tells_of_an_end()).max_by_key(|(_, named)| *named);
+    }
+    Some(first)
 }
 
 /// Until when an answer that refuses nothing says that nothing remains, bounded as a rate limit.
 pub(super) fn ahead<'a>(
     provider: &'a Provider,
+    window: impl Fn() -> Option<Window>,
     headers: &HeaderMap,
     now: SystemTime,
 ) -> Option<(&'a Wait, Duration)> {
-    let sent = sent_at(headers, now);
-    let ends = found(provider, Class::Rate, headers, &Body::NotAsked, sent);
-    let (place, named) = ends.filter(|(wait, _)| wait.tells_of_an_end()).max_by_key(|(_, named)| *named)?;
-    Some((place, bounded(Class::Rate, named)?))
+    let ends = found(provider, Class::Rate, headers, &Body::NotAsked, Sent::of(headers, now));
+    let ends = ends.filter(|(wait, _)| wait.tells_of_an_end());
+    let ends = ends
+        .filter_map(|(wait, named)| Some((wait, bounded(Class::Rate, wait.window.or_else(&window), named)?)));
+    ends.max_by_key(|(_, named)| *named)
 }
 
 /// Every wait that counts for `class` and can be read, in order.
@@ -75,7 +82,7 @@ fn found<'a>(
     class: Class,
     headers: &HeaderMap,
     body: &Body,
-    sent: SystemTime,
+    sent: Sent,
 ) -> impl Iterator<Item = (&'a Wait, Duration)> {
     let counts = move |wait: &&Wait| {
         counts(wait, class)
@@ -87,8 +94,11 @@ fn found<'a>(
     provider.waits.iter().filter(counts).filter_map(move |wait| Some((wait, at(wait, headers, body, sent)?)))
 }
 
-fn bounded(class: Class, named: Duration) -> Option<Duration> {
-    let bound = if class == Class::Rate && named <= HOUR { RATE } else { longest(class)? };
+fn bounded(class: Class, window: Option<Window>, named: Duration) -> Option<Duration> {
+    let bound = match (class, window) {
+        (Class::Rate, None) => RATE,
+        _ => longest(class)?,
+    };
     Some(named.min(bound))
 }
 
@@ -96,14 +106,29 @@ fn bounded(class: Class, named: Duration) -> Option<Duration> {
 /// no class bounds it.
 pub(super) fn of_rule(rule: &Rule, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     longest(rule.class)?;
-    let until = || calendar::until(rule.until?, sent_at(headers, now)).and_then(whole_ms);
+    let until = || calendar::until(rule.until?, Sent::of(headers, now).at).and_then(whole_ms);
     rule.wait.or_else(until).map(|wait| wait.min(LONGEST))
 }
 
-/// When the answer was sent, by its sender's clock; by ours where it does not say.
-fn sent_at(headers: &HeaderMap, now: SystemTime) -> SystemTime {
-    let date = headers.get(header::DATE).and_then(|value| value.to_str().ok());
-    date.and_then(|text| httpdate::parse_http_date(text).ok()).unwrap_or(now)
+/// When an answer was sent: by its sender's clock, where it says so, and by ours where that is far from it.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    at: SystemTime,
+    or: Option<SystemTime>,
+}
+
+impl Sent {
+    fn of(headers: &HeaderMap, now: SystemTime) -> Self {
+        let date = headers.get(header::DATE).and_then(|value| value.to_str().ok());
+        let at = date.and_then(|text| httpdate::parse_http_date(text).ok()).unwrap_or(now);
+        let apart = at.duration_since(now).unwrap_or_else(|earlier| earlier.duration());
+        Self { at, or: Some(now).filter(|_| apart > SKEW) }
+    }
+
+    /// The least of what `read` makes of the time.
+    fn least(self, read: impl Fn(SystemTime) -> Option<Duration>) -> Option<Duration> {
+        [Some(self.at), self.or].into_iter().flatten().filter_map(read).min()
+    }
 }
 
 /// What a header counts: digits with perhaps a fraction. A negative number, which Azure writes where it knows
@@ -113,17 +138,19 @@ pub(super) fn number(headers: &HeaderMap, name: &http::HeaderName) -> Option<f64
 }
 
 /// The wait at one place, if it can be read there.
-fn at(wait: &Wait, headers: &HeaderMap, body: &Body, sent: SystemTime) -> Option<Duration> {
+fn at(wait: &Wait, headers: &HeaderMap, body: &Body, sent: Sent) -> Option<Duration> {
+    let parse = |text: &str| sent.least(|sent| parse(text, wait.format, sent));
     match &wait.from {
         WaitPlace::Header(name) => {
             let mut texts = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-            texts.find_map(|text| parse(text, wait.format, sent))
+            texts.find_map(parse)
         }
         WaitPlace::Body(pointer) => {
-            body.at(pointer).into_iter().filter_map(scalar).find_map(|text| parse(&text, wait.format, sent))
+            body.at(pointer).into_iter().filter_map(scalar).find_map(|text| parse(&text))
         }
-        WaitPlace::Phrase(phrase) => {
-            body.texts(&[]).into_iter().find_map(|text| after(text, phrase, wait.format, sent))
+        WaitPlace::Phrase(phrase, fields) => {
+            let after = |text: &str| sent.least(|sent| after(text, phrase, wait.format, sent));
+            body.messages(fields).into_iter().find_map(after)
         }
     }
 }

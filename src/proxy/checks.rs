@@ -1,29 +1,48 @@
 //! lessor's own check of a key: a request that carries nothing of any caller's, so that only the key can
-//! be to blame for its refusal.
+//! be to blame for its refusal; or a provider that refuses everybody for a moment.
+//!
+//! So one refused check rests the key, and a second one, a while later, decides. What only a check decided is
+//! checked again now and then, and comes back by itself.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, Request, Uri};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::forward::Upstreams;
 use crate::forward::replay::Replay;
 use crate::inject;
 use crate::lease::Leases;
-use crate::model::{Class, KeyId, ProviderName};
+use crate::model::{Class, Fingerprint, KeyId, KeyStatus, ProviderName};
 use crate::route::ring::{ProviderKeys, Ring, RingKey};
-use crate::store::{StatusChange, Store};
+use crate::store::{BY_CHECK, KeyView, StatusChange, Store};
 
 use super::reply::Reply;
 
 /// How long a check may take.
 const CHECK: Duration = Duration::from_secs(20);
 
-/// How often one key is checked unasked, at most.
-const PAUSE: Duration = Duration::from_secs(30);
+/// How long the store may take to say which keys only a check found bad.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How often keys are checked unasked.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// After one check of a key, before the next; so long a good one is believed.
+    pause: Duration,
+    /// After a refused one, before the one that decides; the store rests the key for as long.
+    second: Duration,
+    /// Between two checks of a key that only checks found bad, more or less.
+    again: Duration,
+}
+
+const PACE: Pace =
+    Pace { pause: Duration::from_secs(30), second: Duration::from_mins(1), again: Duration::from_mins(30) };
 
 /// What a check found.
 #[derive(Debug, Clone)]
@@ -36,9 +55,14 @@ pub struct CheckOutcome {
     pub class: Class,
     /// The code or type in its body that decided.
     pub code: Option<Arc<str>>,
+    /// Whether it names the key as bad, so that nothing else can be meant.
+    proven: bool,
     /// The same for people.
     pub message: String,
 }
+
+/// A key of a provider.
+type Mark = (ProviderName, KeyId);
 
 /// Runs checks; clones share what is under way.
 #[derive(Clone)]
@@ -49,7 +73,11 @@ struct Inner {
     upstreams: ArcSwap<Upstreams>,
     store: Arc<dyn Store>,
     leases: Leases,
-    under_way: Mutex<HashSet<(ProviderName, KeyId)>>,
+    pace: Pace,
+    /// Keys that are being checked unasked, or were a moment ago; and whether one was doubted since.
+    under_way: Mutex<HashMap<Mark, bool>>,
+    /// Secrets that a check found good, and when.
+    good: Mutex<HashMap<Mark, (Fingerprint, Instant)>>,
     tasks: TaskTracker,
 }
 
@@ -62,9 +90,19 @@ impl std::fmt::Debug for Checks {
 impl Checks {
     /// Checks the ring's keys.
     pub fn new(ring: Arc<Ring>, upstreams: Arc<Upstreams>, store: Arc<dyn Store>, leases: Leases) -> Self {
-        let under_way = Mutex::default();
+        Self::paced(PACE, ring, upstreams, store, leases)
+    }
+
+    fn paced(
+        pace: Pace,
+        ring: Arc<Ring>,
+        upstreams: Arc<Upstreams>,
+        store: Arc<dyn Store>,
+        leases: Leases,
+    ) -> Self {
+        let (under_way, good) = (Mutex::default(), Mutex::default());
         let (upstreams, tasks) = (ArcSwap::new(upstreams), TaskTracker::new());
-        Self(Arc::new(Inner { ring, upstreams, store, leases, under_way, tasks }))
+        Self(Arc::new(Inner { ring, upstreams, store, leases, pace, under_way, good, tasks }))
     }
 
     /// From now on asks by these.
@@ -72,35 +110,100 @@ impl Checks {
         self.0.upstreams.store(upstreams);
     }
 
-    /// Checks a key soon, unless that is under way or was done a moment ago. At most one task a key.
+    /// Whether a check has just found this secret good: then a doubt is about the request.
+    pub(super) fn found_good(&self, provider: &ProviderName, key: &RingKey) -> bool {
+        let mark = (provider.clone(), key.config.id.clone());
+        let good = self.0.good();
+        good.get(&mark).is_some_and(|(secret, at)| {
+            key.fingerprint() == Some(*secret) && at.elapsed() < self.0.pace.pause
+        })
+    }
+
+    /// Checks a key that is doubted: now, or after the pause where it was checked a moment ago. At most one task
+    /// a key.
     pub(super) fn in_background(&self, provider: ProviderName, key: KeyId) {
-        let mark = (provider.clone(), key.clone());
-        let fresh = self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner).insert(mark.clone());
-        if !fresh {
+        let mark = (provider, key);
+        let known = self.0.under_way().get_mut(&mark).map(|doubted| *doubted = true).is_some();
+        if known || self.0.under_way().insert(mark.clone(), false).is_some() {
             return;
         }
         let this = self.clone();
         self.0.tasks.spawn(async move {
-            let found = this.run(&provider, &key).await;
-            // What is bad is told where it is applied, whoever asked for the check.
-            if found.class != Class::Invalid {
-                tracing::info!(%provider, %key, ok = found.ok, status = found.status, "checked a doubted key: {}", found.message);
+            let mut refused = false;
+            loop {
+                let found = this.look(&mark, refused).await;
+                refused = !refused && found.class == Class::Invalid && !found.proven;
+                tokio::time::sleep(if refused { this.0.pace.second } else { this.0.pace.pause }).await;
+                if !refused && !this.0.goes_on(&mark) {
+                    return;
+                }
             }
-            tokio::time::sleep(PAUSE).await;
-            this.0.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&mark);
         });
     }
 
-    /// Asks the provider and applies what it says: good, bad, or nothing learned.
+    /// One check unasked; `refused` says that the one before it was.
+    async fn look(&self, mark: &Mark, refused: bool) -> CheckOutcome {
+        let (provider, key) = mark;
+        // What was doubted so far is answered by this one.
+        if let Some(doubted) = self.0.under_way().get_mut(mark) {
+            *doubted = false;
+        }
+        let found = self.check(provider, key, refused).await;
+        // What is bad is told where it is applied, whoever asked for the check.
+        if found.class != Class::Invalid || !(refused || found.proven) {
+            tracing::info!(%provider, %key, ok = found.ok, status = found.status, "checked a doubted key: {}", found.message);
+        }
+        found
+    }
+
+    /// Asks the provider and applies what it says: good, bad, or nothing learned. A person asked, so one refusal
+    /// decides.
     pub async fn run(&self, provider: &ProviderName, key: &KeyId) -> CheckOutcome {
+        self.check(provider, key, true).await
+    }
+
+    async fn check(&self, provider: &ProviderName, key: &KeyId, decides: bool) -> CheckOutcome {
         let keys = self.0.ring.of(provider.as_str());
         match keys.as_ref().and_then(|keys| Some((keys, keys.key(key)?))) {
             Some((keys, known)) => {
                 let found = self.ask(keys, known).await;
-                self.apply(provider, known, &found).await;
+                self.apply(provider, known, &found, decides).await;
                 found
             }
             None => nothing(format!("provider `{provider}` has no key `{key}` here")),
+        }
+    }
+
+    /// The task that checks again, now and then, what only checks found bad; ends with `stop`. What a provider's
+    /// code found bad waits for a person.
+    pub async fn check_again(self, stop: CancellationToken) {
+        loop {
+            let pause = self.0.pace.again.mul_f64(rand::random_range(0.75..1.25));
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+            for keys in self.0.ring.all() {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    () = self.check_refused(&keys.provider.name) => {}
+                }
+            }
+        }
+    }
+
+    async fn check_refused(&self, provider: &ProviderName) {
+        let looking = tokio::time::timeout(LOOK, self.0.store.snapshot(provider.clone()));
+        let Ok(Ok(seen)) = looking.await else { return };
+        let by_check =
+            |view: &&KeyView| view.status == KeyStatus::Invalid && view.reason.as_deref() == Some(BY_CHECK);
+        for view in seen.keys.iter().filter(by_check) {
+            let (key, found) = (&view.id, self.check(provider, &view.id, true).await);
+            if found.class != Class::Invalid {
+                tracing::info!(%provider, %key, ok = found.ok, status = found.status, "checked a refused key again: {}", found.message);
+            }
         }
     }
 
@@ -142,27 +245,61 @@ impl Checks {
     }
 
     /// `known` is the key that was asked with, whatever is configured by now.
-    async fn apply(&self, provider: &ProviderName, known: &RingKey, found: &CheckOutcome) {
+    async fn apply(&self, provider: &ProviderName, known: &RingKey, found: &CheckOutcome, decides: bool) {
         let key = &known.config.id;
-        let change = match (found.class, known.fingerprint()) {
-            (Class::Success, Some(fingerprint)) => StatusChange::CheckedGood(fingerprint),
-            (Class::Invalid, Some(secret)) => {
+        let Some(secret) = known.fingerprint() else { return };
+        let (status, code) = (found.status, found.code.clone());
+        let change = match found.class {
+            Class::Success => {
+                // Before the store hears it, so that no doubt comes between.
+                self.0.note_good((provider.clone(), key.clone()), secret);
+                StatusChange::CheckedGood(secret)
+            }
+            Class::Invalid if found.proven || decides => {
                 tracing::warn!(
                     %provider,
                     %key,
-                    status = found.status,
-                    code = found.code.as_deref(),
-                    "lessor's own check found that this key is bad; it is not lent before it has another secret, or \
-                     `lessor keys check` finds it good"
+                    status,
+                    code = code.as_deref(),
+                    "lessor's own check found that this key is bad; it is not lent before it has another secret, or a \
+                     check finds it good"
                 );
-                StatusChange::CheckedBad { secret, status: found.status, code: found.code.clone() }
+                StatusChange::CheckedBad { secret, status, code }
             }
+            Class::Invalid => StatusChange::Doubted { secret, status, code },
             _ => return,
         };
         if let Err(error) = self.0.store.set_status(provider.clone(), key.clone(), change).await {
             tracing::warn!(%provider, %key, %error, "a check's result could not be stored");
         }
         self.0.leases.wake(provider);
+    }
+}
+
+impl Inner {
+    /// A panic while it is held would be a mistake of this file; a check too many is better than none ever.
+    fn under_way(&self) -> MutexGuard<'_, HashMap<Mark, bool>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn good(&self) -> MutexGuard<'_, HashMap<Mark, (Fingerprint, Instant)>> {
+        self.good.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_good(&self, mark: Mark, secret: Fingerprint) {
+        let (mut good, now) = (self.good(), Instant::now());
+        good.retain(|_, (_, at)| now.duration_since(*at) < self.pace.pause);
+        good.insert(mark, (secret, now));
+    }
+
+    /// After the pause: whether the key was doubted since its check began, else it is forgotten.
+    fn goes_on(&self, mark: &Mark) -> bool {
+        let mut under_way = self.under_way();
+        let doubted = under_way.get(mark).copied().unwrap_or(false);
+        if !doubted {
+            under_way.remove(mark);
+        }
+        doubted
     }
 }
 
@@ -187,11 +324,12 @@ fn judged(reply: &Reply) -> CheckOutcome {
             format!("nothing learned: {}", class.as_str()),
         ),
     };
-    CheckOutcome { ok, status, class, code, message }
+    let proven = class == Class::Invalid && outcome.proven;
+    CheckOutcome { ok, status, class, code, proven, message }
 }
 
 fn nothing(message: String) -> CheckOutcome {
-    CheckOutcome { ok: false, status: None, class: Class::Network, code: None, message }
+    CheckOutcome { ok: false, status: None, class: Class::Network, code: None, proven: false, message }
 }
 
 fn check_target(base: &Uri, path: &str) -> Result<Uri, String> {
@@ -203,3 +341,7 @@ fn check_target(base: &Uri, path: &str) -> Result<Uri, String> {
         .build()
         .map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests;

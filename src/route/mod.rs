@@ -33,7 +33,7 @@ use ring::{ModelKnown, ProviderKeys, Providers, Ring};
 pub use standing::Standing;
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 
-/// The longest wait a request may ask for.
+/// The longest wait a request may ask for, where `queue.max_wait` is not longer.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
 /// What a request is.
@@ -386,7 +386,7 @@ impl Routes {
         let pool = self.pool_for(&head.headers, app, &keys)?;
         let pinned = pinned(&head.headers, provider)?;
         let max_wait = match text_of(&head.headers, "x-lessor-max-wait")? {
-            Some(text) => parse_wait(text)?,
+            Some(text) => parse_wait(text)?.min(LONGEST_WAIT.max(self.config.queue.max_wait)),
             None => self.config.queue.max_wait,
         };
         Ok(Plan::Lend(Box::new(Route {
@@ -657,13 +657,13 @@ fn pinned(headers: &HeaderMap, of: &ProviderName) -> Result<Option<KeyId>, Fault
     }
 }
 
-/// `500ms`, `3s`, or whole seconds; at most [`LONGEST_WAIT`].
+/// `500ms`, `3s`, or whole seconds.
 fn parse_wait(text: &str) -> Result<Duration, Fault> {
     let wait = match text.parse::<u64>() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
         Err(_) => humantime::parse_duration(text).ok(),
     };
-    wait.map(|wait| wait.min(LONGEST_WAIT)).ok_or_else(|| {
+    wait.ok_or_else(|| {
         Fault::new(Code::BadRequest, "X-Lessor-Max-Wait is a duration: `500ms`, `3s`, or whole seconds")
     })
 }

@@ -316,7 +316,17 @@ pub enum StatusChange {
     Drain,
     /// Switch on; also lifts `invalid`, keeps cooldowns.
     Enable,
-    /// lessor's own check was refused.
+    /// lessor's own check was refused once: the key rests until another decides, for a provider may refuse all
+    /// keys for a moment.
+    Doubted {
+        /// With this secret.
+        secret: Fingerprint,
+        /// The answer's status.
+        status: Option<u16>,
+        /// The code or type in its body.
+        code: Option<Arc<str>>,
+    },
+    /// lessor's own check was refused, and that decides.
     CheckedBad {
         /// With this secret.
         secret: Fingerprint,
@@ -331,6 +341,9 @@ pub enum StatusChange {
     /// still set; keeps `invalid`.
     Clear,
 }
+
+/// [`KeyView::reason`] where lessor's own check set the status.
+pub const BY_CHECK: &str = "check";
 
 /// A key as the store sees it. Field names are those of the admin API.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -145,6 +145,7 @@ macro_rules! store_contract {
             clearing_lifts_what_was_learned_of_a_groups_uses
             what_was_under_way_when_a_person_cleared_a_key_rests_it_no_more
             a_failed_check_makes_the_key_invalid_with_that_secret_alone
+            a_key_that_a_check_doubts_rests_a_minute_until_another_decides
             a_word_on_an_unknown_key_is_refused
             a_key_without_a_secret_is_pending
             new_settings_replace_the_named_keys_and_no_others

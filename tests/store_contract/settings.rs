@@ -156,6 +156,28 @@ pub async fn a_failed_check_makes_the_key_invalid_with_that_secret_alone(world: 
     assert!(world.lends_key("a").await);
 }
 
+pub async fn a_key_that_a_check_doubts_rests_a_minute_until_another_decides<B: Backend>(world: World<B>) {
+    let doubted =
+        |number| StatusChange::Doubted { secret: secret(number), status: Some(401), code: Some("no".into()) };
+    world.keys([("a", 4)]).await;
+    for _ in 0..2 {
+        world.set("a", doubted(2)).await;
+        assert_eq!(world.status("a").await, KeyStatus::Available);
+        world.set("a", doubted(1)).await;
+        let view = world.view("a").await;
+        assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::Cooldown, Some("check")));
+        world.cools_for(world.why_not_key("a").await, MINUTE);
+        world.set("a", StatusChange::CheckedGood(secret(1))).await;
+        assert!(world.lends_key("a").await);
+    }
+    world.set("a", doubted(1)).await;
+    pass!(world, MINUTE + B::SLACK);
+    assert!(world.lends_key("a").await, "no other check: it heals by itself");
+    world.set("a", doubted(1)).await;
+    world.set("a", StatusChange::CheckedBad { secret: secret(1), status: None, code: None }).await;
+    assert_eq!(world.status("a").await, KeyStatus::Invalid);
+}
+
 pub async fn a_word_on_an_unknown_key_is_refused(world: World<impl Backend>) {
     for change in [StatusChange::Disable, StatusChange::Enable, StatusChange::Clear] {
         assert!(!world.store().set_status(provider(), key("a"), change).await.unwrap());

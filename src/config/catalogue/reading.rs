@@ -15,8 +15,16 @@ use crate::model::{Class, Scope};
 const USUAL_FIELDS: [&str; 6] =
     ["/error/code", "/error/type", "/error/status", "/code", "/type", "/detail/status"];
 
+/// Where errors have the message that their provider wrote; a wait that names no `field` looks for its phrase here.
+/// Anywhere else an answer may repeat what its caller sent.
+const MESSAGE_FIELDS: [&str; 5] = ["/error/message", "/error", "/message", "/detail", "/detail/message"];
+
 /// What stands before a header's name in `field`.
 const HEADER: &str = "header:";
+
+/// What is said of a rule that would take a caller's words for proof.
+const UNBOUND: &str = "needs a code, or a phrase with `field`: elsewhere in a body a caller's own words may stand, \
+                       and a key would be bad by them";
 
 /// In `remove_rules` and `remove_waits`: all of them.
 const ALL: &str = "*";
@@ -66,6 +74,9 @@ fn compile_rule(raw: &RawRule, origin: Origin, bad: Bad<'_>) -> Rule {
     if raw.another_key.is_some() && raw.class != Class::Caller {
         bad("another_key", "is only for class = \"caller\": others say by themselves whether one is tried");
     }
+    if is_invalid && raw.proven == Some(true) && !is_bound(raw, &codes, &phrases) {
+        bad("proven", UNBOUND);
+    }
     let proven = raw.proven.unwrap_or(!is_invalid);
     let scope = raw.scope.unwrap_or(match raw.class {
         Class::Overloaded => Scope::ProviderModel,
@@ -73,6 +84,9 @@ fn compile_rule(raw: &RawRule, origin: Origin, bad: Bad<'_>) -> Rule {
         Class::Invalid if !proven => Scope::KeyModel,
         _ => Scope::Key,
     });
+    if raw.window.is_some() && raw.class != Class::Rate {
+        bad("window", "is only for class = \"rate\": the waits of others are theirs");
+    }
     let (wait, until) = parse_wait(raw.wait.as_deref(), bad);
     let (class, another_key) = (raw.class, raw.another_key.unwrap_or(false));
     Rule {
@@ -87,8 +101,15 @@ fn compile_rule(raw: &RawRule, origin: Origin, bad: Bad<'_>) -> Rule {
         proven,
         wait,
         until,
+        window: raw.window,
         another_key,
     }
+}
+
+/// Whether a rule goes by a code, which stands at fixed places, or by a phrase that is bound to one: anywhere
+/// else the words may be the caller's, repeated.
+fn is_bound(raw: &RawRule, codes: &[String], phrases: &[String]) -> bool {
+    codes.iter().any(|code| code != ANY_CODE) || (!phrases.is_empty() && raw.field.is_some())
 }
 
 fn compile_fields(raw: &RawRule, codes: &[String], phrases: &[String], bad: Bad<'_>) -> Vec<String> {
@@ -188,16 +209,27 @@ fn compile_wait(raw: &RawWait, bad: Bad<'_>) -> Option<Wait> {
             bad("body", &format!("is `{pointer}`, must be a JSON pointer such as /error/retry_after"));
             return None;
         }
-        (None, None, Some(phrase)) if !phrase.is_empty() => WaitPlace::Phrase(phrase.clone()),
+        (None, None, Some(phrase)) if !phrase.is_empty() => {
+            let fields = many(raw.field.as_ref());
+            for field in fields.iter().filter(|field| !field.starts_with('/')) {
+                bad("field", &format!("is `{field}`, must be a JSON pointer such as /error/message"));
+            }
+            let usual = || MESSAGE_FIELDS.map(str::to_owned).into();
+            WaitPlace::Phrase(phrase.clone(), if fields.is_empty() { usual() } else { fields })
+        }
         _ => {
             bad("header", "`body` or `phrase` must be given, one of them");
             return None;
         }
     };
-    if raw.format == WaitFormat::RateLimit && matches!(from, WaitPlace::Phrase(_)) {
+    if raw.field.is_some() && !matches!(from, WaitPlace::Phrase(..)) {
+        bad("field", "is given without phrase to look for");
+    }
+    if raw.format == WaitFormat::RateLimit && matches!(from, WaitPlace::Phrase(..)) {
         bad("format", "is `rate_limit`, which stands in headers and no sentence");
     }
-    Some(Wait { from, format: raw.format, only_if_zero, unless, classes: raw.classes.clone() })
+    let (format, window) = (raw.format, raw.window);
+    Some(Wait { from, format, only_if_zero, unless, classes: raw.classes.clone(), window })
 }
 
 pub(super) fn compile_usage(raw: &[RawUsage], errors: &mut Vec<FieldError>) -> Vec<Usage> {
@@ -277,7 +309,7 @@ pub(super) fn remove_waits(waits: &mut Vec<Wait>, names: &[String], errors: &mut
         waits.retain(|wait| {
             let place = match &wait.from {
                 WaitPlace::Header(header) => header.as_str().eq_ignore_ascii_case(name),
-                WaitPlace::Body(text) | WaitPlace::Phrase(text) => text == name,
+                WaitPlace::Body(text) | WaitPlace::Phrase(text, _) => text == name,
             };
             !place && name != ALL
         });

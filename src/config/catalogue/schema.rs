@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::de::{self, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::config::{BaseUrlVariable, ErrorShape, Kind, Scrub, WaitFormat};
+use crate::config::{BaseUrlVariable, ErrorShape, Kind, Scrub, WaitFormat, Window};
 use crate::model::{Class, Scope};
 
 /// A provider's table: every field may be left out.
@@ -123,6 +123,8 @@ pub struct RawRule {
     pub proven: Option<bool>,
     /// The wait when the answer names none: `15m`, `month_end`, `day_end` or `day_end_pacific`.
     pub wait: Option<String>,
+    /// With `class = "rate"`: the limit's window, which its wait may be as long as.
+    pub window: Option<Window>,
     /// With `class = "caller"`: another key is tried all the same.
     pub another_key: Option<bool>,
 }
@@ -135,8 +137,10 @@ pub struct RawWait {
     pub header: Option<String>,
     /// A JSON pointer into the body; `*` stands for every element of an array.
     pub body: Option<String>,
-    /// A phrase of the body after which the wait stands.
+    /// A phrase after which the wait stands, in `field` or where errors have their message.
     pub phrase: Option<String>,
+    /// JSON pointers to the texts in which `phrase` is looked for.
+    pub field: Option<OneOrMany<String>>,
     /// How it is written.
     pub format: WaitFormat,
     /// A header that must be 0 for this wait to count.
@@ -146,6 +150,8 @@ pub struct RawWait {
     /// The classes of answers it counts for; left out: all that can wait.
     #[serde(default)]
     pub classes: Vec<Class>,
+    /// The window of the limit it is about, where that is longer than minutes.
+    pub window: Option<Window>,
 }
 
 /// One of `usage`: where each count stands, a JSON pointer or a header.

@@ -188,6 +188,7 @@ impl Shared {
             StatusChange::Enable => ("enable", None),
             StatusChange::Clear => ("clear", None),
             StatusChange::CheckedGood(secret) => ("good", Some(*secret)),
+            StatusChange::Doubted { secret, .. } => ("doubted", Some(*secret)),
             StatusChange::CheckedBad { secret, .. } => ("bad", Some(*secret)),
         };
         let mut call = Call::default();
@@ -196,10 +197,13 @@ impl Shared {
         call.arg(word).arg(key.as_str()).arg(secret.map(fingerprint_text).unwrap_or_default());
         call.arg(self.names.channel()).arg(&*self.name).arg(provider.as_str()).arg(Class::Invalid.as_str());
         let (status, code) = match &change {
-            StatusChange::CheckedBad { status, code, .. } => (*status, code.as_deref()),
+            StatusChange::Doubted { status, code, .. } | StatusChange::CheckedBad { status, code, .. } => {
+                (*status, code.as_deref())
+            }
             _ => (None, None),
         };
         call.arg(status.map(|status| status.to_string()).unwrap_or_default()).arg(code.unwrap_or_default());
+        call.number(Terms::of(Class::Invalid, None, true).first.as_millis());
         self.said_yes(&mut self.run(&self.scripts.status, &call).await?, || StoreEvent::Changed(provider))
     }
 

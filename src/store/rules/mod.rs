@@ -302,12 +302,13 @@ impl Ledger {
                 });
                 self.note_clearing(id.clone(), group, now);
             }
-            StatusChange::CheckedBad { secret, status, code } => {
+            StatusChange::Doubted { secret, status, code }
+            | StatusChange::CheckedBad { secret, status, code } => {
                 let stamp = self.next_token(now);
                 let evidence = Evidence {
                     class: Class::Invalid,
                     wait: None,
-                    doubt: false,
+                    doubt: matches!(change, StatusChange::Doubted { .. }),
                     by_check: true,
                     status: *status,
                     code: code.clone(),

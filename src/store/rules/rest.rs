@@ -64,9 +64,8 @@ impl Policy {
 /// A wait the provider named, within the bound of its class; `None` where the class takes none.
 fn bounded(class: Class, said: Duration) -> Option<Duration> {
     match class {
-        // Above an hour it names a day's window, which a rate limit can have; between, it is a guess.
-        Class::Rate if said > HOUR => Some(said.min(DAY * 32)),
-        Class::Rate => Some(said.min(MINUTE * 10)),
+        // More than minutes is said where the rule names a day's window.
+        Class::Rate => Some(said.min(DAY)),
         Class::Quota => Some(said.min(DAY * 32)),
         // One busy answer must not stop a whole provider for long.
         Class::Overloaded => Some(said.min(MINUTE)),
@@ -320,7 +319,7 @@ mod tests {
     fn a_clock_that_went_back_leaves_no_rest_longer_than_its_class_allows() {
         let (now, ahead) = (StoreTime(1_000_000_000), StoreTime(9_000_000_000_000));
         let classes = [
-            (Class::Rate, DAY * 32),
+            (Class::Rate, DAY),
             (Class::Quota, DAY * 32),
             (Class::Access, MINUTE * 30),
             (Class::Region, MINUTE * 30),

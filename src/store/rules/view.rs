@@ -3,7 +3,7 @@
 use super::subject::{Rests, Subject};
 use super::{Key, Ledger, Settings, status};
 use crate::model::{Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
-use crate::store::{CooldownView, EvidenceView, KeyView, LeaseView, Snapshot, StoreTime};
+use crate::store::{BY_CHECK, CooldownView, EvidenceView, KeyView, LeaseView, Snapshot, StoreTime};
 
 impl Ledger {
     /// All keys that some sidecar serves, and all live leases, each by id.
@@ -77,7 +77,7 @@ impl Facts {
         let reason = match (status, setter) {
             (KeyStatus::Available | KeyStatus::Pending, _) => None,
             (KeyStatus::Disabled, _) => Some(if self.drained { "drained" } else { "operator" }),
-            (_, Some(rest)) if rest.by_check => Some("check"),
+            (_, Some(rest)) if rest.by_check => Some(BY_CHECK),
             (_, rest) => rest.map(|rest| rest.class.as_str()),
         };
         let cause = own.filter(|rest| rest.is_resting(now) || rest.is_probation(now));
