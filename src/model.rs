@@ -508,9 +508,15 @@ impl Outcome {
     }
 
     /// Whether it has an effect on what is lent; `with_model`: the request's model is known. That a key may not
-    /// use a model says nothing where it is not known which.
+    /// use a model says nothing where it is not known which, and a mere doubt is about the model alone.
     pub fn rests_something(&self, with_model: bool) -> bool {
-        Class::RESTS.contains(&self.class) && (with_model || self.class != Class::Access)
+        let about_the_model = self.class == Class::Access || self.is_doubt();
+        Class::RESTS.contains(&self.class) && (with_model || !about_the_model)
+    }
+
+    /// Whether it only casts doubt on the key: lessor's own check decides.
+    pub fn is_doubt(&self) -> bool {
+        self.class == Class::Invalid && !self.proven
     }
 
     /// Whether another key may serve what this one did not.

@@ -267,8 +267,8 @@ impl Rooms {
             } else {
                 reply.outcome().clone()
             };
-            let told = self.told(&in_use, &outcome, &choice.wish().model);
-            self.note(&in_use, &outcome, &told, choice.wish().model.name().is_some());
+            let told = self.told(&in_use, &outcome);
+            self.note(&in_use, &outcome, told.rests_something(choice.wish().model.name().is_some()));
             in_use.report(told, &choice.wish().model);
             if outcome.wants_another_key() {
                 leave_out(&mut choice, &in_use, &outcome);
@@ -351,12 +351,10 @@ impl Rooms {
         sent
     }
 
-    /// What the store hears of an answer. A mere doubt rests the key for the model: nothing where no model is
-    /// known, and nothing while a check has just found the key good, else one caller's wrong header would keep
-    /// every key from all others.
-    fn told(&self, in_use: &InUse, outcome: &Outcome, model: &ModelKnown) -> Outcome {
-        let doubt = outcome.class == Class::Invalid && !outcome.proven;
-        if !doubt || !(model.name().is_none() || self.is_good(in_use)) {
+    /// What the store hears of an answer. While a check has just found the key good a doubt is about the request:
+    /// one caller's wrong header must not keep a key from all others.
+    fn told(&self, in_use: &InUse, outcome: &Outcome) -> Outcome {
+        if !outcome.is_doubt() || !self.is_good(in_use) {
             return outcome.clone();
         }
         let organization = outcome.organization.clone();
@@ -368,9 +366,9 @@ impl Rooms {
         in_use.key().is_some_and(|key| self.checks.found_good(in_use.provider(), key))
     }
 
-    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key; `told` is what the
-    /// store hears of it. `with_model`: the request's is known.
-    fn note(&self, in_use: &InUse, outcome: &Outcome, told: &Outcome, with_model: bool) {
+    /// Tells people, and asks lessor's own check where an answer only casts doubt on the key. `rests`: something
+    /// rests by what the store heard of it.
+    fn note(&self, in_use: &InUse, outcome: &Outcome, rests: bool) {
         let (provider, key) = (in_use.provider(), in_use.lease.key());
         let said = outcome.ahead().unwrap_or_else(|| outcome.clone());
         if Class::RESTS.contains(&said.class)
@@ -398,10 +396,10 @@ impl Rooms {
                 "the provider says that this key is bad; it is not lent before `lessor keys check` finds it good"
             );
         }
-        if told.rests_something(with_model) {
-            self.metrics.cooldown(told.class);
+        if rests {
+            self.metrics.cooldown(outcome.class);
         }
-        if outcome.class == Class::Invalid && !outcome.proven && !self.is_good(in_use) {
+        if outcome.is_doubt() && !self.is_good(in_use) {
             self.checks.in_background(provider.clone(), key.clone());
         }
     }

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Change, Config, ConfigError, Loader, OnDisk};
+use crate::config::{Change, Config, ConfigError, Loader, OnDisk, Stamps};
 use crate::events::{Events, What};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
@@ -36,6 +35,10 @@ const PATIENCE: usize = 20;
 
 /// How many files are looked at of those that a refused configuration names.
 const AWAITED: usize = 1024;
+
+/// Of a file that was emptied, by a full disk or a careless hand, nobody would be served.
+const NO_KEY: &str =
+    "it has no key any more, so no request would be served; if that is meant, SIGHUP takes it";
 
 /// Takes a new configuration into the running process, or says why it cannot.
 pub type Take = Box<dyn Fn(&Arc<Config>) -> Result<(), String> + Send + Sync>;
@@ -65,7 +68,8 @@ impl Reload {
     /// away on which lessor was started.
     pub async fn run(mut self, mut hangup: Signal, stop: CancellationToken, lost: CancellationToken) {
         let on_terminal = std::io::stderr().is_terminal();
-        let mut seen = self.stamps().await;
+        // As they were when they were read: one may have changed since.
+        let mut seen = self.current.load().files.clone();
         // Whether the last secret that was due could not be taken: told once, and not at every turn.
         let mut failing = false;
         loop {
@@ -109,15 +113,12 @@ impl Reload {
             if stop.run_until_cancelled(self.reload(asked)).await.is_none() {
                 return;
             }
-            // The new one may have other files.
-            let files = self.files();
-            seen = if now.keys_are(&files) {
-                now
-            } else if self.runs_by_the_file() {
-                self.stamps().await
+            // The new one may have other files. What a refused one misses may have come while it was read, so that
+            // one look more is needed.
+            seen = if self.runs_by_the_file() {
+                self.current.load().files.clone()
             } else {
-                // What was missing may have come while it was read, so that one look more is needed.
-                now.with(files)
+                now.with(self.files())
             };
         }
     }
@@ -140,6 +141,9 @@ impl Reload {
         let read = self.loader.load().await;
         let before = self.refused.take();
         let taken = match read {
+            Ok(new) if new.keys.is_empty() && !asked && !self.current.load().keys.is_empty() => {
+                Err(NO_KEY.into())
+            }
             Ok(new) => self.take(new),
             Err(error) => {
                 let why = error.to_string();
@@ -219,7 +223,7 @@ impl Reload {
 
     /// What is looked at: also what a refused configuration waits for.
     fn files(&self) -> Vec<PathBuf> {
-        let mut files = self.current.load().files.clone();
+        let mut files = self.current.load().files.files();
         let named = self.refused.iter().flat_map(|error| &error.files).take(AWAITED);
         let more: BTreeSet<_> = named.filter(|file| !files.contains(file)).cloned().collect();
         files.extend(more);
@@ -239,38 +243,5 @@ async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
-    }
-}
-
-/// The files, and of each, followed through all links, which it is and when it was changed; `None` where it
-/// cannot be looked at.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Stamps(Vec<(PathBuf, Option<[i128; 5]>)>);
-
-impl Stamps {
-    fn of(files: Vec<PathBuf>) -> Self {
-        let stamp = |file: &PathBuf| {
-            let about = std::fs::metadata(file).ok()?;
-            let nanos = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
-            Some([
-                i128::from(about.dev()),
-                i128::from(about.ino()),
-                i128::from(about.size()),
-                nanos(about.mtime(), about.mtime_nsec()),
-                nanos(about.ctime(), about.ctime_nsec()),
-            ])
-        };
-        Self(files.into_iter().map(|file| (file.clone(), stamp(&file))).collect())
-    }
-
-    /// The same of these files; of one that was not looked at nothing is known.
-    fn with(self, files: Vec<PathBuf>) -> Self {
-        let known =
-            |file: &PathBuf| self.0.iter().find(|(known, _)| known == file).and_then(|(_, stamp)| *stamp);
-        Self(files.into_iter().map(|file| (file.clone(), known(&file))).collect())
-    }
-
-    fn keys_are(&self, files: &[PathBuf]) -> bool {
-        self.0.iter().map(|(file, _)| file).eq(files)
     }
 }

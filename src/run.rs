@@ -261,7 +261,6 @@ impl Running {
             proxy: proxy.clone(),
             admin: admin.clone(),
         };
-        let checking = checks.clone();
         let walk = Proxy::new(frame.rooms(config, upstreams, None));
         let current = Arc::new(ArcSwap::from(config.clone()));
         let on_disk: Arc<ArcSwap<OnDisk>> = Arc::default();
@@ -292,7 +291,7 @@ impl Running {
         let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
         admin_tasks.spawn(fleet.clone().run(introduced.is_ok(), stop_admin.clone()));
         admin_tasks.spawn(watcher.run(stop_admin.clone()));
-        admin_tasks.spawn(checking.check_again(stop_admin.clone()));
+        admin_tasks.spawn(frame.checks.clone().check_again(stop_admin.clone()));
         let terminal_gone = CancellationToken::new();
         if let Some(hangup) = signals.hangup.take() {
             let taken = walk.clone();

@@ -301,7 +301,7 @@ async fn what_is_no_secret_is_told_without_repeating_it() {
         home.write("secret.sh", &format!("#!/bin/sh\nprintf 'sk-0123456789abcdef{end}'\n"));
         home.write("lessor.toml", &file(""));
         let ran = home.run(&["check", "--config", "lessor.toml"]).await;
-        assert!(ran.ok().contains("ok, 1 keys") && ran.stderr.is_empty(), "{end}: {ran:?}");
+        assert!(ran.ok().contains("ok, 1 key") && ran.stderr.is_empty(), "{end}: {ran:?}");
     }
 }
 
@@ -406,7 +406,7 @@ async fn a_configuration_that_is_read_again_runs_what_is_due_and_nothing_else() 
     };
     let config = loader.load().await.unwrap();
     assert_eq!(secrets_of(&config), ["sk-once-1", "sk-often-1"]);
-    assert_eq!(config.files, [home.path().join("lessor.toml")]);
+    assert_eq!(config.files.files(), [home.path().join("lessor.toml")]);
     // Another reading changes nothing before the hour is over.
     let due = loader.next_due().unwrap().duration_since(tokio::time::Instant::now());
     assert!(due > Duration::from_secs(3500) && due <= Duration::from_secs(3600), "{due:?}");

@@ -345,15 +345,50 @@ fn with_secret_file(provider: &Provider, file: &Path) -> String {
     toml.replace("{ env = \"SECRET_OPENAI_A\" }", &format!("{{ file = {:?} }}", file.display().to_string()))
 }
 
-/// A lessor whose key is in this file.
 async fn start_with(toml: &str) -> Lessor {
+    let mut lessor = spawn_with(toml);
+    lessor.listening().await;
+    lessor
+}
+
+/// One that may not listen yet.
+fn spawn_with(toml: &str) -> Lessor {
     let home = Arc::new(support::lessor::Home::default());
     let config = home.path().join("lessor.toml");
     std::fs::write(&config, toml).unwrap();
-    let mut lessor =
-        Lessor::spawn(home, &["run".into(), "--config".into(), config.display().to_string()], &[]);
-    lessor.listening().await;
-    lessor
+    Lessor::spawn(home, &["run".into(), "--config".into(), config.display().to_string()], &[])
+}
+
+#[tokio::test]
+async fn a_secret_that_changes_while_lessor_starts_is_taken_too() {
+    let provider = Provider::start(|_| ok()).await;
+    for after in [20, 80, 150, 250] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("key");
+        std::fs::write(&file, "sk-first\n").unwrap();
+        let mut lessor = spawn_with(&with_secret_file(&provider, &file));
+        tokio::time::sleep(ms(after)).await; // somewhere in the start, which takes about that long
+        let new = format!("sk-after-{after}");
+        std::fs::write(&file, &new).unwrap();
+        lessor.listening().await;
+        eventually("the new secret is used", async || {
+            lessor.get("/openai/v1/models").await;
+            provider.keys_seen().last().is_some_and(|key| *key == new).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_loses_all_its_keys_by_itself_changes_nothing_and_at_sighup_counts() {
+    let provider = Provider::start(|_| ok()).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+    std::fs::write(lessor.home().path().join("lessor.toml"), "").unwrap();
+    says(&lessor, "it has no key any more").await;
+    assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
+    lessor.signal(rustix::process::Signal::HUP);
+    eventually("it counts", async || (lessor.get("/openai/v1/models").await.status != 200).then_some(()))
+        .await;
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use super::checks::{Pools, same};
 use super::commands::{Given, SecretCommand};
 use super::errors::{ConfigError, Mistake, Source, Span, syntax_mistake};
 use super::providers::Providers;
+use super::stamps::Stamps;
 use super::tree::{Field, Page, Table, dir_of};
 use super::{
     AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields, keys,
@@ -30,10 +31,12 @@ pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
 
 /// The same with what commands gave before, and which commands there are.
 pub(super) fn load_given(path: &Path, given: &Given) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
+    let mut own = Stamps::default();
+    own.note(path);
     let (name, text) = read_file(path)?;
     let env = |variable: &str| std::env::var(variable).ok();
     let (mut config, commands) = load(&text, &name, &dir_of(path), &env, given)?;
-    config.files.insert(0, path.to_owned());
+    config.files = own.before(config.files);
     Ok((config, commands))
 }
 
@@ -106,7 +109,7 @@ fn load(
     config.secret_variables = page.secret_variables();
     config.files = page.files();
     let commands = page.commands();
-    let refused = |mistakes| ConfigError { mistakes, files: config.files.clone() };
+    let refused = |mistakes| ConfigError { mistakes, files: config.files.files() };
     config.warnings = page.close().map_err(refused)?;
     Ok((config, commands))
 }
@@ -159,7 +162,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         pools: pools.fallbacks,
         apps,
         secret_variables: Vec::new(),
-        files: Vec::new(),
+        files: Stamps::default(),
         origin: name.to_owned(),
         warnings: Vec::new(),
     }

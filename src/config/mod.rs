@@ -34,6 +34,7 @@ mod providers;
 mod reading;
 mod secrets;
 mod sections;
+mod stamps;
 mod store;
 mod tree;
 mod users;
@@ -53,6 +54,7 @@ pub use reading::{
     ANY_CODE, Counted, Origin, Rule, StatusRange, Until, Usage, UsagePlace, Wait, WaitFormat, WaitPlace,
     Window,
 };
+pub use stamps::Stamps;
 pub use store::{HostPort, RedisConfig, StoreConfig, StoreUrl, Topology};
 pub use zero::{ORIGIN as ENVIRONMENT, from_environment};
 
@@ -108,8 +110,8 @@ pub struct Config {
     pub apps: Vec<AppConfig>,
     /// Every environment variable that some secret was read from; a child must not inherit them.
     pub secret_variables: Vec<String>,
-    /// Every file that it was read from: its own, secrets', certificates'. A change of one is a change of it.
-    pub files: Vec<PathBuf>,
+    /// Every file that it was read from: its own, secrets', certificates', as they were then. A change of one is a change of it.
+    pub files: Stamps,
     /// Where it came from, for people: the file's path, or `the environment`.
     pub origin: String,
     /// What to say at start, one line each.

@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 use super::commands::{Given, SecretCommand};
 use super::errors::{Mistake, Source, Span, is_plain_path, is_plain_variable, shown};
 use super::secrets::{self, Shape};
+use super::stamps::Stamps;
 use super::{fields, values};
 use crate::model::Secret;
 
@@ -25,7 +26,7 @@ pub(super) struct Page<'p> {
     dir: PathBuf,
     env: &'p dyn Fn(&str) -> Option<String>,
     variables: RefCell<Vec<String>>,
-    files: RefCell<Vec<PathBuf>>,
+    files: RefCell<Stamps>,
     /// What commands gave before.
     given: &'p Given,
     commands: RefCell<Vec<SecretCommand>>,
@@ -83,7 +84,7 @@ impl<'p> Page<'p> {
     }
 
     /// The files that were read so far.
-    pub(super) fn files(&self) -> Vec<PathBuf> {
+    pub(super) fn files(&self) -> Stamps {
         self.files.borrow().clone()
     }
 
@@ -95,7 +96,7 @@ impl<'p> Page<'p> {
     /// The same of a file that is read with this one: its change is a change of this one.
     pub(super) fn path_to_read(&self, path: &str) -> PathBuf {
         let path = self.path(path);
-        self.files.borrow_mut().push(path.clone());
+        self.files.borrow_mut().note(&path);
         path
     }
 

@@ -14,7 +14,7 @@ use super::catalogue::{self, RawProvider};
 use super::errors::{ConfigError, Mistake, shown};
 use super::providers::AZURE;
 use super::secrets::Shape;
-use super::{Compressed, Config, Injection, KeyConfig, Provider, Ranking};
+use super::{Compressed, Config, Injection, KeyConfig, Provider, Ranking, Stamps};
 use super::{checks, defaults, file, keys};
 use crate::model::{KeyId, PoolName, ProviderName};
 
@@ -58,7 +58,7 @@ pub fn from_environment(env: &dyn Fn(&str) -> Option<String>) -> Result<Config, 
         host_patterns: catalogue::host_patterns(),
         providers: found.providers,
         secret_variables: found.variables,
-        files: Vec::new(),
+        files: Stamps::default(),
         keys: found.keys,
         pools: BTreeMap::new(),
         apps: Vec::new(),

@@ -83,7 +83,7 @@ pub(in crate::control) fn config() -> Config {
         pools: BTreeMap::from([(PoolName::default_pool(), vec![PoolName::parse("vip").unwrap()])]),
         apps: Vec::new(),
         secret_variables: vec!["OPENAI_API_KEY".into()],
-        files: Vec::new(),
+        files: crate::config::Stamps::default(),
         origin: "config/lessor.toml".into(),
         warnings: Vec::new(),
     }
