@@ -89,9 +89,14 @@ impl Reload {
             }
             let mut now = self.stamps().await;
             if now == seen && is_due {
-                // Commands take their time, and the end does not wait for them.
-                let again = stop.run_until_cancelled(self.rotate()).await;
-                let Some(again) = again else { return };
+                // Commands take their time: neither the end nor a file that changes meanwhile waits for them.
+                let changed = changed(seen.clone());
+                let again = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    again = self.rotate() => again,
+                    () = changed => continue,
+                };
                 if let Err(why) = &again
                     && !failing
                 {
@@ -138,7 +143,7 @@ impl Reload {
     }
 
     async fn reload(&mut self, asked: bool) {
-        let read = self.loader.load().await;
+        let read = self.loader.load_files().await;
         let before = self.refused.take();
         let taken = match read {
             Ok(new) if new.keys.is_empty() && !asked && !self.current.load().keys.is_empty() => {
@@ -232,9 +237,22 @@ impl Reload {
 
     /// What tells one state of the files from another.
     async fn stamps(&self) -> Stamps {
-        let files = self.files();
-        // A file system may be slow to answer.
-        tokio::task::spawn_blocking(move || Stamps::of(files)).await.unwrap_or_default()
+        stamps(self.files()).await
+    }
+}
+
+async fn stamps(files: Vec<PathBuf>) -> Stamps {
+    // A file system may be slow to answer.
+    tokio::task::spawn_blocking(move || Stamps::of(files)).await.unwrap_or_default()
+}
+
+/// Ends when one of the files is not as it was.
+async fn changed(was: Stamps) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if stamps(was.files()).await != was {
+            return;
+        }
     }
 }
 

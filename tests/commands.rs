@@ -382,6 +382,29 @@ async fn commands_run_beside_each_other() {
 }
 
 #[tokio::test]
+async fn the_file_of_one_key_does_not_wait_for_the_command_of_another_that_hangs() {
+    let provider = Provider::start(openai).await;
+    let home = Arc::new(Home::default());
+    home.write("secret.sh", &printing(CANARY));
+    home.write("b", "sk-of-b-first-0123456789");
+    let file = home.path().join("b").display().to_string();
+    let own = Setup::openai(&provider).key(key(", refresh = \"1s\", timeout = \"1h\"")).key(Key::new("b"));
+    let toml = own.toml().replace("{ env = \"SECRET_OPENAI_B\" }", &format!("{{ file = {file:?} }}"));
+    home.write("lessor.toml", &toml);
+    let config = home.path().join("lessor.toml").display().to_string();
+    let mut lessor = Lessor::spawn(home.clone(), &["run".into(), "--config".into(), config], &[]);
+    lessor.listening().await;
+    home.write("secret.sh", "#!/bin/sh\ntouch hangs\nexec sleep 1000\n");
+    eventually("the command hangs", async || home.path().join("hangs").exists().then_some(())).await;
+    home.write("b", "sk-of-b-second-0123456789");
+    eventually("the new secret of the other key counts", async || {
+        lessor.ask(chat("gpt-4o-mini").header("x-lessor-key", "b")).await;
+        (provider.keys_seen().last().unwrap() == "sk-of-b-second-0123456789").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_configuration_that_is_read_again_runs_what_is_due_and_nothing_else() {
     use lessor::config::{ConfigSource, Loader};
     let home = Home::default();

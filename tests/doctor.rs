@@ -220,17 +220,22 @@ async fn a_limited_key_is_no_failure_and_no_proof() {
 }
 
 #[tokio::test]
-async fn a_key_that_lacks_a_right_is_a_failure_also_while_it_rests_for_that() {
-    let refusal = openai_error("invalid_request_error", "missing_scope", "You have insufficient permissions");
-    let provider = provider()
-        .start(move |seen| if seen.credentials == 0 { by_key(seen) } else { Play::json(403, &refusal) });
-    let provider = provider.await;
-    let lessor = setup_of(&provider).await;
-    let said = Said::quick(&lessor, &[]).await;
-    said.is("canary openai", "fail", "403");
-    let again = Said::quick(&lessor, &[]).await;
-    again.is("canary openai", "fail", "lacks access to this");
-    again.exits(1);
+async fn a_key_that_lacks_a_right_or_is_not_served_from_here_is_a_failure_also_while_it_rests_for_that() {
+    for (code, then) in
+        [("missing_scope", "403"), ("unsupported_country_region_territory", "lacks access to this")]
+    {
+        let refusal = openai_error("invalid_request_error", code, "You have insufficient permissions");
+        let provider = provider()
+            .start(move |seen| if seen.credentials == 0 { by_key(seen) } else { Play::json(403, &refusal) });
+        let provider = provider.await;
+        let lessor = setup_of(&provider).await;
+        let said = Said::quick(&lessor, &[]).await;
+        said.is("canary openai", "fail", "403");
+        // A right that is missing rests nothing where no model is named; a region rests the key.
+        let again = Said::quick(&lessor, &[]).await;
+        again.is("canary openai", "fail", then);
+        again.exits(1);
+    }
 }
 
 #[tokio::test]

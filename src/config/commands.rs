@@ -25,7 +25,7 @@ use super::{catalogue, values};
 use crate::model::{KeyId, ProviderName, Secret};
 
 /// How many commands run at once.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 32;
 /// How soon a command that failed is tried again, the first time and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// When it is tried again where the configuration that names it has mistakes.
@@ -132,15 +132,24 @@ impl Secrets {
         }
     }
 
-    /// Takes over the commands there are now, and runs those that are due; whether any was.
+    /// Takes over the commands there are now, and runs those that are due, or of these only those that never ran;
+    /// whether any was.
     ///
     /// Safe to drop: a command that runs is ended with it, and stays due.
-    pub(super) async fn run_due(&mut self, commands: Vec<SecretCommand>, variables: &[String]) -> bool {
+    pub(super) async fn run_due(
+        &mut self,
+        commands: Vec<SecretCommand>,
+        variables: &[String],
+        only_new: bool,
+    ) -> bool {
         self.take_over(commands);
         let now = Instant::now();
         let environment = Arc::new(environment(variables));
-        let due: Vec<Entry> =
-            self.0.0.values().filter(|entry| entry.due.is_some_and(|at| at <= now)).cloned().collect();
+        let is_due = |entry: &&Entry| {
+            let is_new = entry.secret.is_none() && entry.problem.is_none();
+            entry.due.is_some_and(|at| at <= now) && (is_new || !only_new)
+        };
+        let due: Vec<Entry> = self.0.0.values().filter(is_due).cloned().collect();
         let any = !due.is_empty();
         let mut runs = stream::iter(due)
             .map(|entry| {

@@ -49,6 +49,19 @@ impl Loader {
     ///
     /// Safe to drop: what was not finished is due still.
     pub async fn load(&mut self) -> Result<Config, ConfigError> {
+        self.load_with(false).await
+    }
+
+    /// The same without waiting for commands that gave a secret before, or failed: they stay due. Files must not
+    /// wait for a command that hangs.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn load_files(&mut self) -> Result<Config, ConfigError> {
+        self.load_with(true).await
+    }
+
+    async fn load_with(&mut self, only_new: bool) -> Result<Config, ConfigError> {
         let (config, commands) = match read(&self.source, self.secrets.given()).await {
             Ok(read) => read,
             Err(error) => {
@@ -57,7 +70,7 @@ impl Loader {
             }
         };
         // Only for a configuration that is sound otherwise is anything run.
-        let config = if self.secrets.run_due(commands, &config.secret_variables).await {
+        let config = if self.secrets.run_due(commands, &config.secret_variables, only_new).await {
             read(&self.source, self.secrets.given()).await?.0
         } else {
             config

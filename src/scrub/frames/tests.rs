@@ -298,6 +298,21 @@ fn a_read_without_a_trace_of_the_secret_goes_on_as_the_very_same_memory() {
 }
 
 fn any_frame() -> impl Strategy<Value = Vec<u8>> {
+    any_part().prop_map(|(first, payload)| frame(first, payload))
+}
+
+/// A frame in which the secret cannot stand, nor a part of it that counts.
+fn any_harmless_frame() -> impl Strategy<Value = Vec<u8>> {
+    any_part().prop_map(|(first, mut payload)| {
+        for byte in payload.iter_mut().filter(|byte| **byte == b'k') {
+            *byte = b'K';
+        }
+        frame(first, payload)
+    })
+}
+
+/// A frame's first byte and its payload.
+fn any_part() -> impl Strategy<Value = (u8, Vec<u8>)> {
     let payload = prop_oneof![
         4 => vec(prop::sample::select(b"sk-proj-4fT9 .".to_vec()), 0..40),
         1 => vec(any::<u8>(), 0..300),
@@ -310,7 +325,7 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
         if first & 8 != 0 {
             payload.truncate(125);
         }
-        frame(first, payload)
+        (first, payload)
     })
 }
 
@@ -355,14 +370,13 @@ proptest! {
 
     #[test]
     fn any_bytes_in_any_pieces_pass_unchanged_where_nothing_is_to_be_masked(
-        frames in vec(any_frame(), 1..12),
+        frames in vec(any_harmless_frame(), 1..12),
         bytes in vec(any::<u8>(), 0..20),
         cuts in vec(any::<Index>(), 0..30),
         open in any::<bool>(),
     ) {
         // What no server may send goes on only where nothing is looked into.
         let came = if open { [frames.concat(), bytes, frames.concat()].concat() } else { frames.concat() };
-        let came: Vec<u8> = came.into_iter().map(|byte| if byte == b'k' { b'K' } else { byte }).collect();
         let mut frames = if open { Frames::open() } else { Frames::new(needle(), false) };
         let mut out = Vec::new();
         for piece in pieces(&came, &cuts) {
