@@ -222,7 +222,7 @@ async fn a_limited_key_is_no_failure_and_no_proof() {
 #[tokio::test]
 async fn a_key_that_lacks_a_right_or_is_not_served_from_here_is_a_failure_also_while_it_rests_for_that() {
     for (code, then) in
-        [("missing_scope", "403"), ("unsupported_country_region_territory", "lacks access to this")]
+        [("missing_scope", "403"), ("unsupported_country_region_territory", "may not be used from here")]
     {
         let refusal = openai_error("invalid_request_error", code, "You have insufficient permissions");
         let provider = provider()

@@ -85,6 +85,9 @@ async fn a_rest_and_a_keys_status_are_told_when_they_begin_and_when_they_end_wit
     })
     .await;
     let setup = Setup::openai(&provider).key(Key::new("a")).key(Key::new("b"));
+    // A limit of the whole key.
+    let rule = "[{ status = [429], code = [\"rate_limit_exceeded\"], class = \"rate\", scope = \"key\" }]";
+    let setup = setup.set("providers.openai.rules", rule);
     let lessor = setup.set("ranking.strategy", "\"fill_first\"").start().await;
     let mut events = Events::of(&lessor).await;
     assert_eq!(lessor.get("/openai/v1/models").await.header("x-lessor-key"), "b");

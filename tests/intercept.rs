@@ -206,7 +206,8 @@ async fn the_app_of_the_connect_counts_inside_and_without_one_it_is_407() {
         assert_eq!((answer.status, answer.header("x-lessor-error")), (status, code));
     }
     assert_eq!(provider.request(1).await.key(), "sk-a");
-    assert!(lessor.log_lines().iter().any(|line| support::lessor::field(line, "app") == "one"));
+    let is_one = |line: &serde_json::Value| support::lessor::field(line, "app") == "one";
+    eventually("the app is named", async || lessor.log_lines().iter().any(is_one).then_some(())).await;
 }
 
 #[tokio::test]

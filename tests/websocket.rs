@@ -189,7 +189,14 @@ async fn a_socket_that_a_provider_refuses_to_one_key_opens_with_another() {
     assert_handed_on_as(&second, "sk-b");
     assert_eq!((near.header("x-lessor-key"), near.header("x-lessor-attempts")), ("b", "2"), "{}", near.head);
     talk(&mut near, &mut second).await;
-    assert_eq!(lessor.status("a").await, "rate_limited");
+    // The address names the model, whose limit it was.
+    let key = lessor.key("a").await;
+    assert_eq!(
+        (&key["status"], key["cooldowns"].as_array().unwrap().len()),
+        (&"available".into(), 1),
+        "{key}"
+    );
+    assert!(key["cooldowns"][0]["subject"].as_str().unwrap().starts_with("a|gpt-"), "{key}");
 }
 
 fn assert_handed_on_as(provider: &Peer, secret: &str) {

@@ -39,7 +39,7 @@ impl By {
         }
     }
 
-    /// Whether the provider lets the key do not this, though perhaps other things.
+    /// Whether the provider does not let the key do this, though perhaps other things.
     pub fn is_no_access(self) -> bool {
         matches!(self, Self::Rest(Class::Access | Class::Region))
     }

@@ -38,7 +38,7 @@ pub(super) fn exhausted(
     Fault { all_rest, ..Fault::new(Code::PoolExhausted, message).retry_after(retry_after) }
 }
 
-/// The provider lets no fitting key do this.
+/// The provider lets none of the fitting keys do this.
 pub(super) fn no_access(route: &Route, model: &ModelKnown, kept: &[Kept], retry_after: Duration) -> Fault {
     let whose = match &route.pinned {
         Some(_) => subject(route, kept),

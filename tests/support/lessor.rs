@@ -13,6 +13,9 @@ use super::client::{Answer, Door, Raw, Request, Stream, send};
 use super::provider::Provider;
 use super::{NEVER, eventually, eventually_within, within};
 
+/// Five times as long as lines gather in lessor's log.
+const GATHERED: Duration = Duration::from_millis(50);
+
 /// One `[[keys]]` entry.
 #[derive(Debug, Clone)]
 pub struct Key {
@@ -379,8 +382,9 @@ impl Lessor {
         &self.socket
     }
 
-    /// All it wrote to stderr.
+    /// All it wrote to stderr. What was logged by now is in it: lines gather for a moment before they are written.
     pub fn log(&self) -> String {
+        std::thread::sleep(GATHERED);
         self.stderr.lock().unwrap().clone()
     }
 
