@@ -10,8 +10,8 @@
            sidecar's name among those who wait, 6 provider, 7 number of keys,
            then for each key: id, pool, group or "", cap, fingerprint or "", pool it was in or ""
   Returns  now in ms, epoch id, 1 and per key what it had where that is other settings (pool, group or "", cap,
-           fingerprint or ""), else 0, and the key that has the same secret or ""; or now, epoch id, 0 where a pool has changed since the caller looked: nothing was
-           written, look again
+           fingerprint or ""), else 0, and the key that has the same secret or ""; or now, epoch id, 0 where a pool
+           has changed since the caller looked: nothing was written, look again
   Atomic   in one step. Other keys are not touched; leases stay
   Clock    Redis TIME ]]
 local EPOCH, FINGERPRINTS, INDEX = KEYS[1], KEYS[2], KEYS[3]
