@@ -90,6 +90,10 @@ impl super::store_contract::Backend for Shared {
         Bench::lose_data(self);
         true
     }
+
+    fn calls_race(&self) {
+        self.twin.without_model();
+    }
 }
 
 /// The contract where each call is made by another process than the one before, so that none can lean on

@@ -14,6 +14,7 @@ pub async fn the_first_candidate_with_a_free_slot_is_lent(world: World<impl Back
 
 pub async fn sixty_four_acquires_at_once_on_a_cap_of_one_have_one_winner(world: World<impl Backend>) {
     world.keys([("a", 1)]).await;
+    world.backend.calls_race();
     let tasks: Vec<_> = (0..64).map(|_| tokio::spawn(world.store().acquire(world.ask(["a"])))).collect();
     let mut granted = 0;
     for task in tasks {

@@ -43,6 +43,9 @@ pub trait Backend: Sized {
     /// Loses all data, as a restart without persistence does; `false` where that cannot be done. Time
     /// goes on.
     async fn lose_data(&mut self) -> bool;
+    /// From here on calls are made at once. Which of them the store heard first nobody knows, so whoever
+    /// holds its answers against a model's must stop.
+    fn calls_race(&self) {}
 }
 
 /// Lets time pass in a world, or ends the test where its backend cannot.
