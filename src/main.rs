@@ -171,9 +171,12 @@ fn explained(cli: &Cli, words: &[String]) -> ExitCode {
     Exit::Ok.into()
 }
 
-/// Runs `work` on a runtime of its own; `None`, said on stderr, when there can be none.
-fn with_runtime<T>(threads: bool, work: impl Future<Output = T>) -> Option<T> {
-    let mut builder = if threads {
+/// Runs `work` on a runtime of its own; `None`, said on stderr, when there can be none. `serves`: on as many
+/// threads as there are CPUs for it. Where that is one, as for most sidecars, a runtime that hands nothing to other
+/// threads is the cheaper one.
+fn with_runtime<T>(serves: bool, work: impl Future<Output = T>) -> Option<T> {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut builder = if serves && cpus > 1 {
         tokio::runtime::Builder::new_multi_thread()
     } else {
         tokio::runtime::Builder::new_current_thread()

@@ -71,6 +71,9 @@ pub enum BindError {
     },
 }
 
+/// The most header lines that hyper takes where it is told nothing.
+const HYPERS_MAX_HEADERS: usize = 100;
+
 /// A bound socket that accepts.
 #[derive(Debug)]
 pub enum Listener {
@@ -376,8 +379,11 @@ impl Accepting {
             .header_read_timeout(None)
             .half_close(false)
             .auto_date_header(false)
-            .max_headers(self.limits.max_headers)
             .max_header_size(self.limits.max_header_bytes);
+        if self.limits.max_headers != HYPERS_MAX_HEADERS {
+            // Only then: hyper makes room on the heap for each head once it is told a number.
+            http.max_headers(self.limits.max_headers);
+        }
         let abort = self.abort.clone();
         let signals = conn.signals.clone();
         let serving = Serving {

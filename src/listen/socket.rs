@@ -57,8 +57,22 @@ impl Socket {
         on_either!(self, socket => socket.poll_write_ready(cx))
     }
 
+    /// Reads what there is. Where that is less than there is room for, the socket counts as empty until the
+    /// kernel tells of more: asking it once more would cost each request a call that says so.
     pub(super) fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<usize> {
-        on_either!(self, socket => socket.try_read_buf(buf))
+        let room = buf.remaining();
+        let mut short = None;
+        // What `try_io` hears is that the socket would block, and it forgets the readiness that it saw before
+        // the read; one that came meanwhile stays.
+        let read = on_either!(self, socket => socket.try_io(Interest::READABLE, || {
+            let read = socket.try_read_buf(buf)?;
+            if (1..room).contains(&read) {
+                short = Some(read);
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(read)
+        }));
+        short.map_or(read, Ok)
     }
 
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
@@ -91,7 +105,7 @@ impl Socket {
         let reading = async {
             loop {
                 let ready = on_either!(self, socket => socket.readable().await);
-                let read = ready.and_then(|()| on_either!(self, socket => socket.try_read(&mut scratch)));
+                let read = ready.and_then(|()| self.try_read(&mut ReadBuf::new(&mut scratch)));
                 match read {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(0) | Err(_) => return,

@@ -50,6 +50,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Watched<T> {
         }
     }
 
+    /// Takes lessor's own words for hyper's, where `bytes` are an error answer of hyper's own: those come while
+    /// no request is served.
+    fn stand_in(&mut self, bytes: &[u8]) {
+        if self.instead.is_none() && self.signals.phase() != Phase::Busy {
+            self.instead = head::own_error_answer(bytes).map(|answer| (answer, 0));
+        }
+    }
+
     /// Writes the words that stand in for hyper's, whole, before anything else.
     fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some((bytes, written)) = &mut self.instead {
@@ -93,9 +101,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Watched<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        if this.instead.is_none() && this.signals.phase() != Phase::Busy {
-            this.instead = head::own_error_answer(bytes).map(|answer| (answer, 0));
-        }
+        this.stand_in(bytes);
         if this.instead.is_some() {
             ready!(this.poll_instead(cx))?;
             return Poll::Ready(Ok(bytes.len()));
@@ -108,11 +114,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.signals.phase() != Phase::Busy || self.instead.is_some() {
-            // hyper's own error answers are one flat slice; everything else comes while Busy.
-            let first = slices.iter().find(|slice| !slice.is_empty()).map_or(&[][..], |slice| slice);
-            return self.as_mut().poll_write(cx, first);
+        // hyper's own error answers are one flat slice.
+        let mut some = slices.iter().filter(|slice| !slice.is_empty());
+        if let (Some(only), None) = (some.next(), some.next()) {
+            return self.as_mut().poll_write(cx, only);
         }
+        ready!(self.poll_instead(cx))?;
         Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
     }
 
