@@ -4,6 +4,7 @@ pub mod config;
 pub mod control;
 pub mod events;
 pub mod explain;
+mod fields;
 pub mod fleet;
 pub mod forward;
 pub mod inject;

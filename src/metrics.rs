@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -17,9 +17,19 @@ use crate::model::{Class, KeyId, KeyStatus, Mode, PoolName, ProviderName};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
-    provider: String,
+    provider: OfProvider,
     mode: &'static str,
     outcome: &'static str,
+}
+
+/// A provider, or `none` where a request was for none that is known.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+struct OfProvider(Option<ProviderName>);
+
+impl EncodeLabelValue for OfProvider {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        self.0.as_ref().map_or("none", ProviderName::as_str).encode(encoder)
+    }
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -212,8 +222,14 @@ impl Metrics {
     }
 
     /// One request ended.
-    pub fn request(&self, provider: &str, mode: Mode, outcome: &'static str, total: Duration) {
-        let labels = RequestLabels { provider: provider.into(), mode: mode.as_str(), outcome };
+    pub fn request(
+        &self,
+        provider: Option<&ProviderName>,
+        mode: Mode,
+        outcome: &'static str,
+        total: Duration,
+    ) {
+        let labels = RequestLabels { provider: OfProvider(provider.cloned()), mode: mode.as_str(), outcome };
         self.0.requests.get_or_create(&labels).inc();
         self.0.duration.observe(total.as_secs_f64());
     }

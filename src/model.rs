@@ -2,14 +2,18 @@
 //! is imported here, so that rooms which never import each other can still trade these values.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize, Serializer};
 use zeroize::Zeroizing;
+
+/// A map whose keys people or lessor made: looked up several times a request, so by a hash that is quick and
+/// seeded, and need not withstand whoever chooses keys to make it slow.
+pub type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// Why a name was refused; the text says which rule it broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -93,14 +97,16 @@ name!(/// A caller: known by its token, or `anonymous`.
 impl AppName {
     /// Who calls when no apps are configured.
     pub fn anonymous() -> Self {
-        Self("anonymous".into())
+        static ANONYMOUS: LazyLock<AppName> = LazyLock::new(|| AppName("anonymous".into()));
+        ANONYMOUS.clone()
     }
 }
 
 impl GroupName {
     /// The group of a key whose answers say which it is: `group = "auto"`.
     pub fn auto() -> Self {
-        Self("auto".into())
+        static AUTO: LazyLock<GroupName> = LazyLock::new(|| GroupName("auto".into()));
+        AUTO.clone()
     }
 
     /// Whether answers say which group it is: `auto`, or the name that one of them gave it.
@@ -126,7 +132,8 @@ impl GroupName {
 impl PoolName {
     /// The pool of a key that names none.
     pub fn default_pool() -> Self {
-        Self("default".into())
+        static DEFAULT: LazyLock<PoolName> = LazyLock::new(|| PoolName("default".into()));
+        DEFAULT.clone()
     }
 }
 
@@ -251,6 +258,14 @@ impl LeaseId {
     /// A fresh id, ordered by time.
     pub fn fresh() -> Self {
         Self(uuid::Uuid::now_v7())
+    }
+
+    /// Bytes of its text.
+    pub const LENGTH: usize = uuid::fmt::Hyphenated::LENGTH;
+
+    /// As people see it, without an allocation.
+    pub fn text<'b>(&self, buffer: &'b mut [u8; Self::LENGTH]) -> &'b str {
+        self.0.as_hyphenated().encode_lower(buffer)
     }
 }
 

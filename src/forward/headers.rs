@@ -1,19 +1,32 @@
 //! Hop-by-hop headers: taken out on both sides (RFC 9110, section 7.6.1). hyper's HTTP/1 path takes
 //! out none.
 
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+use crate::fields;
+
+/// Whether a field is meant for the next hop alone (RFC 9110, section 7.6.1).
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
 /// Takes out what `Connection` lists. Framing and `Host` are not a client's to remove by this: hyper
 /// writes them anew, and without the length a body would go out in another framing than it came.
 fn strip_listed(headers: &mut HeaderMap) {
+    if !headers.contains_key(CONNECTION) {
+        return;
+    }
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -58,21 +71,9 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
             .any(|token| token.trim().eq_ignore_ascii_case("trailers"))
     });
     strip_listed(headers);
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHORIZATION,
-        PROXY_AUTHENTICATE,
-        TE,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        HTTP2_SETTINGS,
-        EXPECT,
-        HOST,
-    ] {
-        headers.remove(name);
-    }
+    fields::remove(headers, |name| {
+        is_hop_by_hop(name) || matches!(name.as_str(), "http2-settings" | "expect" | "host")
+    });
     if wants_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
@@ -83,18 +84,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 pub fn strip_response(headers: &mut HeaderMap) {
     let coded = headers.contains_key(TRANSFER_ENCODING);
     strip_listed(headers);
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ] {
-        headers.remove(name);
-    }
+    fields::remove(headers, is_hop_by_hop);
     if coded {
         headers.remove(CONTENT_LENGTH);
     }

@@ -5,7 +5,6 @@
 //! Dropping a send at any await closes its connection; a connection whose answer was read whole is
 //! kept for the next request.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use tower::util::MapResponse;
 use tower_service::Service as _;
 
 use crate::config::{Provider, Timeouts};
-use crate::model::ProviderName;
+use crate::model::{Map, ProviderName};
 
 pub mod dial;
 pub mod headers;
@@ -46,11 +45,9 @@ const POOL_SIZE: usize = 256;
 /// The largest head of an answer.
 const MAX_ANSWER_HEAD: usize = 256 * 1024;
 
-/// The most header lines of an answer.
-const MAX_ANSWER_HEADERS: usize = 256;
-
-/// hyper tells one of them from the other to nobody.
-const TOO_LARGE: &str = "a head of more than 256 header lines or 256 KiB";
+/// What of a head is too much. hyper's own bound of header lines is taken: for another it makes room anew with
+/// each answer. It tells one bound from the other to nobody.
+const TOO_LARGE: &str = "a head of more than 100 header lines or 256 KiB";
 
 /// Why no answer came.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +129,7 @@ type Https = Bounded<HttpsConnector<Hearing>>;
 
 /// Clients, one a provider, and one for all other hosts.
 pub struct Upstreams {
-    providers: HashMap<ProviderName, (Arc<Provider>, Client<Https, ReplayBody>)>,
+    providers: Map<ProviderName, (Arc<Provider>, Client<Https, ReplayBody>)>,
     others: Client<Bounded<Hearing>, ReplayBody>,
     tunnels: Dialer,
     timeouts: Timeouts,
@@ -160,7 +157,7 @@ impl Upstreams {
             (as_was == provider && provider.ca_file.is_none()).then(|| client.clone())
         };
         let roots = tls::system_roots();
-        let mut clients = HashMap::new();
+        let mut clients = Map::default();
         for provider in providers {
             if let Some(client) = known(provider) {
                 clients.insert(provider.name.clone(), (provider.clone(), client));
@@ -297,8 +294,7 @@ fn builder() -> hyper_util::client::legacy::Builder {
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(POOL_IDLE)
         .pool_max_idle_per_host(POOL_SIZE)
-        .http1_max_buf_size(MAX_ANSWER_HEAD)
-        .http1_max_headers(MAX_ANSWER_HEADERS);
+        .http1_max_buf_size(MAX_ANSWER_HEAD);
     builder
 }
 

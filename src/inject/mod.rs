@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use zeroize::Zeroizing;
 
 use crate::config::{Injection, KeyConfig, KeyHeader, Place, Provider, catalogue, places};
+use crate::fields;
 use crate::model::{Code, Fault};
 
 /// What one byte becomes at most when it is percent-encoded.
@@ -23,25 +24,24 @@ const OWN_PREFIX: &str = "x-lessor-";
 
 /// Removes `X-Lessor-*` and every credential header any provider knows, save those in `keep`.
 pub fn strip_headers(headers: &mut HeaderMap, keep: &[String]) {
-    strip_own(headers);
-    for name in catalogue::credential_headers() {
-        if !keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str())) {
-            headers.remove(name);
-        }
-    }
+    let kept = |name: &HeaderName| keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str()));
+    fields::remove(headers, |name| is_own(name) || (catalogue::is_credential_header(name) && !kept(name)));
+}
+
+fn is_own(name: &HeaderName) -> bool {
+    name.as_str().starts_with(OWN_PREFIX)
 }
 
 /// Removes `X-Lessor-*`.
 pub fn strip_own(headers: &mut HeaderMap) {
-    let own: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with(OWN_PREFIX)).cloned().collect();
-    for name in own {
-        headers.remove(name);
-    }
+    fields::remove(headers, is_own);
 }
 
 /// Removes the WebSocket subprotocols for which `goes` holds; the others stay byte for byte.
 pub fn strip_subprotocols(headers: &mut HeaderMap, goes: impl Fn(&[u8]) -> bool) {
+    if !headers.contains_key(SEC_WEBSOCKET_PROTOCOL) {
+        return;
+    }
     let members = |line: &HeaderValue| line.as_bytes().split(|byte| *byte == b',').any(&goes);
     if !headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().any(members) {
         return;

@@ -12,7 +12,6 @@
 //! names a lease whose release has begun; and one that crossed a release on its way is followed by a second
 //! release.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::held::Hold;
 use super::{Inner, Station, lock, settle};
-use crate::model::{KeyId, LeaseId, PoolName};
+use crate::model::{KeyId, LeaseId, Map, PoolName};
 use crate::store::{Epoch, Renew, RenewAnswer, Renewed, StoreError};
 
 /// Leases in one renewal call.
@@ -39,8 +38,8 @@ const IDLE: Duration = Duration::from_hours(1);
 /// One provider's live leases and its rhythm.
 #[derive(Default)]
 pub(super) struct Beat {
-    leases: HashMap<LeaseId, Entry>,
-    gauges: HashMap<KeyId, Vec<(PoolName, Gauge)>>,
+    leases: Map<LeaseId, Entry>,
+    gauges: Map<KeyId, Vec<(PoolName, Gauge)>>,
     /// The store's life that was seen last.
     epoch: Option<Epoch>,
     /// When the next call is due; `None` while it runs, or without leases.

@@ -20,7 +20,6 @@
 //! settle.rs     reports, releases, and calls whose outcome nobody saw
 //! ```
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -34,7 +33,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{LeaseConfig, QueueConfig};
 use crate::metrics::Metrics;
-use crate::model::{AppName, KeyId, LeaseId, ModelName, OwnerId, PoolName, ProviderName};
+use crate::model::{AppName, KeyId, LeaseId, Map, ModelName, OwnerId, PoolName, ProviderName};
 use crate::store::{Reason, Release, Report, Reported, Store, StoreError, StoreEvent, StoreTime, SyncKeys};
 
 mod acquire;
@@ -131,7 +130,7 @@ struct Inner {
     owner: OwnerId,
     metrics: Metrics,
     runtime: Handle,
-    stations: RwLock<HashMap<ProviderName, Arc<Station>>>,
+    stations: RwLock<Map<ProviderName, Arc<Station>>>,
     repair: RwLock<Option<Repair>>,
     witness: OnceLock<Arc<dyn Witness>>,
     waiting: AtomicUsize,

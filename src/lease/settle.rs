@@ -6,7 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rand::Rng as _;
@@ -133,7 +133,15 @@ async fn insist<T>(
 
 /// An answer within `limit`, or [`StoreError::TimedOut`].
 pub(super) async fn bounded<T>(limit: Duration, answer: Answer<T>) -> Result<T, StoreError> {
-    timeout(limit, answer).await.unwrap_or(Err(StoreError::TimedOut(limit)))
+    in_time(limit, answer).await.unwrap_or(Err(StoreError::TimedOut(limit)))
+}
+
+/// What `answer` comes to within `limit`. No timer is made where it has come already, as in `memory:` it has.
+async fn in_time<T>(limit: Duration, mut answer: impl Future<Output = T> + Unpin) -> Option<T> {
+    match futures_util::poll!(&mut answer) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => timeout(limit, answer).await.ok(),
+    }
 }
 
 /// An acquire under way. Whatever becomes of its requester, a slot it is granted does not stay taken: when
@@ -168,7 +176,7 @@ impl<'a> Asking<'a> {
         let Some(call) = self.call.as_mut() else {
             return Err(StoreError::Nonsense("asked twice".into()));
         };
-        let Ok(answer) = timeout(ACQUIRE_DEADLINE, call).await else {
+        let Some(answer) = in_time(ACQUIRE_DEADLINE, call).await else {
             return Err(StoreError::TimedOut(ACQUIRE_DEADLINE)); // the call is still here, for `Drop`
         };
         self.call = None;

@@ -69,11 +69,24 @@ pub(super) fn ahead<'a>(
     headers: &HeaderMap,
     now: SystemTime,
 ) -> Option<(&'a Wait, Duration)> {
+    // What most answers say is that something remains: no time need be read of those.
+    let tells = |wait: &Wait| wait.tells_of_an_end() && is_there(wait, headers);
+    if !provider.waits.iter().any(|wait| tells(wait) && applies(wait, Class::Rate, headers)) {
+        return None;
+    }
     let ends = found(provider, Class::Rate, headers, &Body::NotAsked, Sent::of(headers, now));
     let ends = ends.filter(|(wait, _)| wait.tells_of_an_end());
     let ends = ends
         .filter_map(|(wait, named)| Some((wait, bounded(Class::Rate, wait.window.or_else(&window), named)?)));
     ends.max_by_key(|(_, named)| *named)
+}
+
+/// Whether a wait's place is there at all, as far as a head tells.
+fn is_there(wait: &Wait, headers: &HeaderMap) -> bool {
+    match &wait.from {
+        WaitPlace::Header(name) => headers.contains_key(name),
+        WaitPlace::Body(_) | WaitPlace::Phrase(..) => true,
+    }
 }
 
 /// Every wait that counts for `class` and can be read, in order.
@@ -84,14 +97,17 @@ fn found<'a>(
     body: &Body,
     sent: Sent,
 ) -> impl Iterator<Item = (&'a Wait, Duration)> {
-    let counts = move |wait: &&Wait| {
-        counts(wait, class)
-            && wait.only_if_zero.as_ref().is_none_or(|name| number(headers, name) == Some(0.0))
-            && !wait.unless.as_ref().is_some_and(|(name, value)| {
-                headers.get(name).is_some_and(|said| said.as_bytes().starts_with(value.as_bytes()))
-            })
-    };
-    provider.waits.iter().filter(counts).filter_map(move |wait| Some((wait, at(wait, headers, body, sent)?)))
+    let applying = provider.waits.iter().filter(move |wait| applies(wait, class, headers));
+    applying.filter_map(move |wait| Some((wait, at(wait, headers, body, sent)?)))
+}
+
+/// Whether a wait says anything in an answer of `class` with this head.
+fn applies(wait: &Wait, class: Class, headers: &HeaderMap) -> bool {
+    counts(wait, class)
+        && wait.only_if_zero.as_ref().is_none_or(|name| number(headers, name) == Some(0.0))
+        && !wait.unless.as_ref().is_some_and(|(name, value)| {
+            headers.get(name).is_some_and(|said| said.as_bytes().starts_with(value.as_bytes()))
+        })
 }
 
 fn bounded(class: Class, window: Option<Window>, named: Duration) -> Option<Duration> {

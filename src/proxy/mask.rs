@@ -1,6 +1,5 @@
 //! What an answer brings back of the key it was had with: masked in every place, by one mechanism.
 
-use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -10,21 +9,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use crate::config::{Compressed, Config, KeyConfig, Place, Provider, Scrub, places};
+use crate::fields;
 use crate::metrics::{Metrics, Scrubbed};
-use crate::model::{KeyId, ProviderName, Secret};
+use crate::model::{KeyId, Map, ProviderName, Secret};
 use crate::route::ring::RingKey;
 use crate::scrub::{Filter, Frames, LEAST, Needle, Packed, compression};
 
 /// What each key is masked by, made once a secret.
 #[derive(Debug)]
 pub struct Masks {
-    needles: RwLock<HashMap<ProviderName, HashMap<KeyId, Needles>>>,
+    needles: RwLock<Map<ProviderName, Map<KeyId, Arc<Needles>>>>,
     compressed: Compressed,
     metrics: Metrics,
 }
 
 /// What is looked for of one key's secrets.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Needles {
     /// What it was made of.
     hidden: Arc<[Secret]>,
@@ -33,7 +33,7 @@ struct Needles {
     /// What is long enough to be told from innocent text; none where nothing is.
     body: Option<Arc<Needle>>,
     /// Headers of the credential, which never come back.
-    names: Arc<[HeaderName]>,
+    names: Vec<HeaderName>,
 }
 
 impl Needles {
@@ -53,7 +53,7 @@ impl Needles {
 /// One key's, for one answer.
 #[derive(Debug, Clone)]
 pub(super) struct Mask {
-    needles: Needles,
+    needles: Arc<Needles>,
     provider: Arc<Provider>,
     compressed: Compressed,
     extensions_offered: bool,
@@ -63,11 +63,11 @@ pub(super) struct Mask {
 impl Masks {
     /// For all keys of the configuration whose provider is scrubbed.
     pub fn new(config: &Config, metrics: Metrics) -> Self {
-        let mut needles: HashMap<_, HashMap<_, _>> = HashMap::new();
+        let mut needles: Map<_, Map<_, _>> = Map::default();
         for key in &config.keys {
             let provider = config.providers.get(&key.provider);
             if let Some(provider) = provider.filter(|provider| provider.scrub != Scrub::Off) {
-                let made = Needles::of(provider, key);
+                let made = Arc::new(Needles::of(provider, key));
                 needles.entry(key.provider.clone()).or_default().insert(key.id.clone(), made);
             }
         }
@@ -85,7 +85,7 @@ impl Masks {
     }
 
     /// Those of the very secret that was sent: others than at the start where it was rotated.
-    fn needles(&self, provider: &Provider, key: &KeyConfig) -> Needles {
+    fn needles(&self, provider: &Provider, key: &KeyConfig) -> Arc<Needles> {
         let known = {
             let needles = self.needles.read().unwrap_or_else(PoisonError::into_inner);
             needles.get(&provider.name).and_then(|keys| keys.get(&key.id)).cloned()
@@ -93,7 +93,7 @@ impl Masks {
         if let Some(known) = known.filter(|known| Arc::ptr_eq(&known.hidden, &key.hidden)) {
             return known;
         }
-        let made = Needles::of(provider, key);
+        let made = Arc::new(Needles::of(provider, key));
         let mut needles = self.needles.write().unwrap_or_else(PoisonError::into_inner);
         needles.entry(provider.name.clone()).or_default().insert(key.id.clone(), made.clone());
         made
@@ -101,7 +101,7 @@ impl Masks {
 }
 
 /// The headers in which the key, or something secret of its own, is sent.
-fn names(provider: &Provider, key: &KeyConfig) -> Arc<[HeaderName]> {
+fn names(provider: &Provider, key: &KeyConfig) -> Vec<HeaderName> {
     let placed = places(&provider.inject).chain(places(&key.inject)).filter_map(Place::header);
     let own = key.headers.iter().filter(|header| header.value.is_sensitive()).map(|header| &header.name);
     placed.chain(own).cloned().collect()
@@ -177,17 +177,12 @@ impl Mask {
     }
 
     fn headers(&self, headers: &mut HeaderMap, place: Scrubbed) {
-        let mut count = 0;
-        for name in &*self.needles.names {
-            count += u64::from(headers.remove(name).is_some());
-        }
-        let named: Vec<HeaderName> =
-            headers.keys().filter(|name| self.needles.head.is_in_name(name.as_str())).cloned().collect();
-        for name in named {
-            count += u64::from(headers.remove(name).is_some());
-        }
+        let needles = &*self.needles;
+        let mut count = fields::remove(headers, |name| {
+            needles.names.contains(name) || needles.head.is_in_name(name.as_str())
+        });
         for value in headers.values_mut() {
-            if let Some((masked, found)) = self.needles.head.mask(value.as_bytes()) {
+            if let Some((masked, found)) = needles.head.mask(value.as_bytes()) {
                 count += found;
                 *value = HeaderValue::from_bytes(&masked).unwrap_or_else(|_| HeaderValue::from_static("*"));
             }

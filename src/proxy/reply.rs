@@ -12,12 +12,16 @@ use hyper::body::Incoming;
 use crate::config::Provider;
 use crate::forward::held::Ahead;
 use crate::inject;
-use crate::model::{Class, Outcome};
+use crate::model::{Class, LeaseId, Outcome};
 use crate::outcome;
 use crate::scrub::Filter;
 
 use super::body::InUse;
 use super::mask::Mask;
+
+/// Headers that say whose key answered.
+const KEY: HeaderName = HeaderName::from_static("x-lessor-key");
+const LEASE: HeaderName = HeaderName::from_static("x-lessor-lease");
 
 /// How long a refusal's body may take to come before it is judged by what there is.
 const REFUSAL_BODY: Duration = Duration::from_secs(5);
@@ -76,10 +80,10 @@ impl Reply {
         if tell {
             let id = |text: &str| HeaderValue::from_str(text).ok();
             let key = id(in_use.lease.key().as_str());
-            let lease = id(&in_use.lease.id().to_string());
-            for (name, value) in [("x-lessor-key", key), ("x-lessor-lease", lease)] {
+            let lease = id(in_use.lease.id().text(&mut [0; LeaseId::LENGTH]));
+            for (name, value) in [(KEY, key), (LEASE, lease)] {
                 if let Some(value) = value {
-                    headers.insert(HeaderName::from_static(name), value);
+                    headers.insert(name, value);
                 }
             }
         }

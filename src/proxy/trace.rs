@@ -90,8 +90,7 @@ impl Drop for Trace {
             return;
         }
         self.line.total = self.begun.elapsed();
-        let provider = self.line.provider.as_ref().map_or("none", ProviderName::as_str);
-        self.metrics.request(provider, self.line.mode, self.line.outcome, self.line.total);
+        self.metrics.request(self.line.provider.as_ref(), self.line.mode, self.line.outcome, self.line.total);
         self.line.emit();
     }
 }

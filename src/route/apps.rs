@@ -1,6 +1,5 @@
 //! Whose request it is: the one gate before all routing.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -13,7 +12,7 @@ use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use super::From;
 use super::standing::Standing;
 use crate::config::{AppConfig, Config, catalogue};
-use crate::model::{AppName, Code, Fault, Mode};
+use crate::model::{AppName, Code, Fault, Map, Mode};
 
 /// The header that names an app by its token and is never forwarded.
 pub const APP_TOKEN: &str = "x-lessor-app-token";
@@ -26,7 +25,7 @@ pub struct Apps {
     tokens: Vec<([u8; 32], usize)>,
     anonymous: AppConfig,
     /// Of every app here; a new one with each restoring.
-    standings: HashMap<AppName, ArcSwap<Standing>>,
+    standings: Map<AppName, ArcSwap<Standing>>,
 }
 
 impl Apps {
@@ -42,7 +41,7 @@ impl Apps {
             let standing = known.map_or_else(ArcSwap::default, |known| ArcSwap::new(known.load_full()));
             (name, standing)
         };
-        let standings: HashMap<_, _> = names.chain(anonymous).map(standing).collect();
+        let standings: Map<_, _> = names.chain(anonymous).map(standing).collect();
         let gone = before.iter().flat_map(|before| &before.standings);
         for (_, standing) in gone.filter(|(name, _)| !standings.contains_key(*name)) {
             standing.load().revoke();

@@ -4,6 +4,8 @@
 //! `;parameters`, take `\` for `/`, resolve dot segments after decoding. So a path is judged in each of
 //! these readings, and is denied if one is; what is sent stays as it came.
 
+use std::borrow::Cow;
+
 use crate::config::{PathPattern, Provider};
 use crate::model::{Code, Fault};
 
@@ -13,25 +15,28 @@ pub(super) fn refuse_denied(provider: &Provider, full: &str, relative: &str) -> 
     if provider.deny_paths.is_empty() {
         return Ok(());
     }
-    let base = Reading::plain(provider.base_url.path());
-    for path in [full, relative] {
-        for reading in Reading::all(path) {
-            for segments in reading.behind(&base) {
-                if let Some(pattern) = denies(provider, segments) {
-                    return Err(denied(provider, pattern));
-                }
-            }
+    let base = Reading::of(provider.base_url.path().as_bytes());
+    for path in [full].into_iter().chain((full != relative).then_some(relative)) {
+        let mut pattern = denied_as(provider, &base, path.as_bytes());
+        if path.contains('%') {
+            let decoded = [decoded_once(path.as_bytes()), decoded_fully(path.as_bytes())];
+            pattern = pattern.or_else(|| decoded.iter().find_map(|path| denied_as(provider, &base, path)));
         }
-        if full == relative {
-            break;
+        if let Some(pattern) = pattern {
+            return Err(denied(provider, pattern));
         }
     }
     Ok(())
 }
 
+/// The pattern that denies a path as it stands, if one does.
+fn denied_as<'p>(provider: &'p Provider, base: &Reading<'_>, path: &[u8]) -> Option<&'p PathPattern> {
+    Reading::of(path).behind(base).find_map(|segments| denies(provider, segments))
+}
+
 /// The pattern that denies this reading; an exception counts for the very reading that it fits.
-fn denies<'p>(provider: &'p Provider, segments: &[Vec<u8>]) -> Option<&'p PathPattern> {
-    let fits = |pattern: &&PathPattern| pattern.fits(segments.iter().map(Vec::as_slice));
+fn denies<'p>(provider: &'p Provider, segments: &[Cow<'_, [u8]>]) -> Option<&'p PathPattern> {
+    let fits = |pattern: &&PathPattern| pattern.fits(segments.iter().map(|segment| &**segment));
     if provider.allow_paths.iter().any(|pattern| fits(&pattern)) {
         return None;
     }
@@ -51,32 +56,23 @@ fn denied(provider: &Provider, pattern: &PathPattern) -> Fault {
 }
 
 /// A path as some server reads it: segments in lower case.
-struct Reading(Vec<Vec<u8>>);
+struct Reading<'p>(Vec<Cow<'p, [u8]>>);
 
-impl Reading {
-    /// As it stands, decoded once, and decoded for as long as there is something to decode.
-    fn all(path: &str) -> Vec<Self> {
-        let raw = path.as_bytes();
-        if !raw.contains(&b'%') {
-            return vec![Self::of(raw)];
-        }
-        vec![Self::of(raw), Self::of(&decoded_once(raw)), Self::of(&decoded_fully(raw))]
-    }
-
-    fn plain(path: &str) -> Self {
-        Self::of(path.as_bytes())
-    }
-
-    fn of(path: &[u8]) -> Self {
-        let mut segments: Vec<Vec<u8>> = Vec::new();
+impl<'p> Reading<'p> {
+    fn of(path: &'p [u8]) -> Self {
+        let mut segments: Vec<Cow<'p, [u8]>> = Vec::with_capacity(8);
         // What a decoded `?` or `#` begins is no path any more for who reads it again.
         let end = path.iter().position(|byte| b"?#".contains(byte)).unwrap_or(path.len());
         for segment in path[..end].split(|byte| b"/\\".contains(byte)) {
             let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
             // Blanks and control characters are cut off or skipped by some.
-            let visible = name.iter().filter(|byte| **byte > b' ' && **byte != 0x7f);
-            let name: Vec<u8> = visible.map(u8::to_ascii_lowercase).collect();
-            match name.as_slice() {
+            let is_visible = |byte: &u8| *byte > b' ' && *byte != 0x7f;
+            let name = if name.iter().all(|byte| is_visible(byte) && !byte.is_ascii_uppercase()) {
+                Cow::Borrowed(name)
+            } else {
+                name.iter().filter(|byte| is_visible(byte)).map(u8::to_ascii_lowercase).collect()
+            };
+            match &*name {
                 b"" | b"." => {}
                 b".." => {
                     segments.pop();
@@ -89,7 +85,7 @@ impl Reading {
 
     /// This path, and what is left of it without each part of the base URL's path that it begins with: a
     /// base URL may hold some of what patterns name, or a gateway's prefix before it.
-    fn behind<'a>(&'a self, base: &'a Self) -> impl Iterator<Item = &'a [Vec<u8>]> {
+    fn behind<'a>(&'a self, base: &Reading<'_>) -> impl Iterator<Item = &'a [Cow<'p, [u8]>]> {
         let shared = self.0.iter().zip(&base.0).take_while(|(own, its)| own == its).count();
         (0..=shared).map(|cut| &self.0[cut..])
     }

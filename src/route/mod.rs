@@ -3,13 +3,15 @@
 //! Nothing is normalised: path, query and host go on as they came. What cannot be told apart safely
 //! (conflicting lengths, two `Host` lines, dot segments) is refused before any key is leased.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{HOST, ORIGIN, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, Method, Uri, Version, request::Parts};
+use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
 
 use crate::config::{AppConfig, Config, ModelAfter, Provider};
 use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, ProviderName, Site};
@@ -32,6 +34,14 @@ use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Providers, Ring};
 pub use standing::Standing;
 use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
+
+/// Headers that steer lessor.
+const POOL: HeaderName = HeaderName::from_static("x-lessor-pool");
+const KEY: HeaderName = HeaderName::from_static("x-lessor-key");
+const MAX_WAIT: HeaderName = HeaderName::from_static("x-lessor-max-wait");
+
+/// By which a browser says whether the page that sends is of the place it sends to.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The longest wait a request may ask for, where `queue.max_wait` is not longer.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
@@ -85,7 +95,8 @@ pub struct Caller {
 impl Caller {
     /// Nobody yet.
     pub fn unknown() -> Self {
-        Self { app: AppName::anonymous(), standing: Standing::default() }
+        static GOOD: LazyLock<Standing> = LazyLock::new(Standing::default);
+        Self { app: AppName::anonymous(), standing: GOOD.clone() }
     }
 
     /// Why nothing more is done for it, once it was revoked.
@@ -190,14 +201,18 @@ pub struct Routes {
     keys: Arc<Providers>,
     /// Ports of lessor's own proxy listeners.
     own_ports: Vec<u16>,
+    /// What most clients write as `Host` that have lessor as their base URL.
+    usual_hosts: Vec<String>,
 }
 
 impl Routes {
     /// `own` are the addresses really bound, `before` the callers that were known so far.
     pub fn new(config: Arc<Config>, ring: &Ring, own: &[SocketAddr], before: Option<&Apps>) -> Self {
-        let own_ports = own.iter().map(SocketAddr::port).collect();
+        let own_ports: Vec<u16> = own.iter().map(SocketAddr::port).collect();
+        let on_loopback = |port| ["127.0.0.1", "localhost", "[::1]"].map(|name| format!("{name}:{port}"));
+        let usual_hosts = own_ports.iter().flat_map(on_loopback).collect();
         let apps = Arc::new(Apps::new(&config, before));
-        Self { apps, config, keys: ring.providers(), own_ports }
+        Self { apps, config, keys: ring.providers(), own_ports, usual_hosts }
     }
 
     /// All callers.
@@ -294,11 +309,11 @@ impl Routes {
         };
         let keys = self.served(name)?;
         let base = &keys.provider.base_url;
-        let mut full = format!("{}{rest}", base.path().trim_end_matches('/'));
-        if full.is_empty() {
-            full.push('/');
-        }
-        let target = build_target(base, None, &full, head.uri.query())?;
+        let before = base.path().trim_end_matches('/');
+        let joined =
+            if before.is_empty() { Cow::Borrowed(rest) } else { Cow::Owned([before, rest].concat()) };
+        let full = if joined.is_empty() { "/" } else { &*joined };
+        let target = build_target(base, None, full, head.uri.query())?;
         self.lend(head, keys, Mode::BaseUrl, target, rest.to_owned(), app)
     }
 
@@ -385,7 +400,7 @@ impl Routes {
         denied::refuse_denied(&keys.provider, target.path(), &path)?;
         let pool = self.pool_for(&head.headers, app, &keys)?;
         let pinned = pinned(&head.headers, provider)?;
-        let max_wait = match text_of(&head.headers, "x-lessor-max-wait")? {
+        let max_wait = match text_of(&head.headers, &MAX_WAIT)? {
             Some(text) => parse_wait(text)?.min(LONGEST_WAIT.max(self.config.queue.max_wait)),
             None => self.config.queue.max_wait,
         };
@@ -402,7 +417,7 @@ impl Routes {
     }
 
     fn pool_for(&self, headers: &HeaderMap, app: &AppConfig, keys: &ProviderKeys) -> Result<PoolName, Fault> {
-        let asked = steer::<PoolName>(headers, "x-lessor-pool")?;
+        let asked = steer::<PoolName>(headers, &POOL)?;
         let default = || app.pools.first().cloned().unwrap_or_else(PoolName::default_pool);
         let allowed = |pool: &PoolName| {
             !self.apps.required()
@@ -484,6 +499,9 @@ impl Routes {
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
     /// no page can come.
     fn refuse_foreign_host(&self, host: &str, from: From) -> Result<(), Fault> {
+        if self.usual_hosts.iter().any(|usual| usual == host) {
+            return Ok(());
+        }
         let is_plain =
             |authority: &Authority| !authority.as_str().contains('@') && target::has_one_reading(authority);
         let authority = host.parse::<Authority>().ok().filter(is_plain);
@@ -505,7 +523,7 @@ impl Routes {
             own(origin) || self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin)
         };
         let origin = headers.get(ORIGIN);
-        let cross = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
+        let cross = headers.get(FETCH_SITE).is_some_and(|site| site == "cross-site");
         match origin {
             Some(origin) if allowed(origin.as_bytes()) => Ok(()),
             None if !cross => Ok(()),
@@ -558,9 +576,10 @@ fn build_target(
 ) -> Result<Uri, Fault> {
     let malformed = || Fault::new(Code::BadRequest, "the request target is malformed");
     let both = match query {
-        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
-        None => PathAndQuery::try_from(path),
+        Some(query) => [path, "?", query].concat(),
+        None => path.to_owned(),
     };
+    let both = PathAndQuery::from_maybe_shared(Bytes::from(both));
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(base.scheme().cloned().unwrap_or(Scheme::HTTPS));
     parts.authority = authority.or_else(|| base.authority().cloned());
@@ -620,7 +639,7 @@ fn refuse_bad_port(authority: &Authority) -> Result<(), Fault> {
 }
 
 /// A steering header's value, when given exactly once.
-fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Fault> {
+fn text_of<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Fault> {
     let mut all = headers.get_all(name).iter();
     match (all.next(), all.next()) {
         (None, _) => Ok(None),
@@ -634,7 +653,7 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Fa
 
 fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(
     headers: &HeaderMap,
-    name: &str,
+    name: &HeaderName,
 ) -> Result<Option<T>, Fault> {
     let Some(text) = text_of(headers, name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
@@ -642,7 +661,7 @@ fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(
 
 /// The key that the request asks for: its id, or `provider/id` as commands name it.
 fn pinned(headers: &HeaderMap, of: &ProviderName) -> Result<Option<KeyId>, Fault> {
-    let name = "x-lessor-key";
+    let name = &KEY;
     let Some(text) = text_of(headers, name)? else { return Ok(None) };
     let Some((provider, id)) = text.split_once('/') else { return steer(headers, name) };
     match id.parse() {

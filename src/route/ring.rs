@@ -3,7 +3,7 @@
 //! The store decides; this view only orders candidates and takes out what would be refused anyway, so
 //! a stale value costs a try and never a wrong lease.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use super::rank::{self, Row, Rule, Terms};
 use super::seen::KeyState;
 use crate::config::{Config, KeyConfig, Provider, Ranking};
 use crate::model::{
-    Candidate, Fingerprint, GroupName, KeyId, KeySettings, ModelName, PoolName, ProviderName, Scope, Wanted,
+    Candidate, Fingerprint, GroupName, KeyId, KeySettings, Map, ModelName, PoolName, ProviderName, Scope,
+    Wanted,
 };
 
 pub use super::seen::Ended;
@@ -49,7 +50,7 @@ impl Clock {
 }
 
 /// Providers with their keys, at one moment.
-pub type Providers = HashMap<ProviderName, Arc<ProviderKeys>>;
+pub type Providers = Map<ProviderName, Arc<ProviderKeys>>;
 
 /// The salt of fingerprints; it prints as nothing, for it would let a reader test guesses of a secret.
 struct Salt([u8; 32]);
@@ -68,10 +69,47 @@ pub struct ProviderKeys {
     /// Its keys, in the configuration's order.
     pub keys: Vec<RingKey>,
     /// Where each is in `keys`.
-    places: HashMap<KeyId, usize>,
-    fallbacks: HashMap<PoolName, Vec<PoolName>>,
+    places: Map<KeyId, usize>,
+    /// Of every pool that a request may ask for.
+    pools: Map<PoolName, PoolKeys>,
     ranking: Ranking,
     clock: Arc<Clock>,
+}
+
+/// The keys of a pool and of its fallbacks.
+#[derive(Debug)]
+struct PoolKeys {
+    /// Positions in [`ProviderKeys::keys`], in their order, with the rank of the key's pool in the chain.
+    members: Vec<(usize, usize)>,
+    /// Whether some of them serve certain models only.
+    models_matter: bool,
+    falls_back: bool,
+}
+
+impl PoolKeys {
+    fn of(pool: &PoolName, keys: &[RingKey], fallbacks: &Map<PoolName, Vec<PoolName>>) -> Self {
+        let chain = chain(pool, fallbacks);
+        let rank = |key: &RingKey| chain.iter().position(|pool| **pool == key.config.pool);
+        let members: Vec<_> =
+            keys.iter().enumerate().filter_map(|(at, key)| Some((at, rank(key)?))).collect();
+        let models_matter = members.iter().any(|(at, _)| !keys[*at].config.models.is_empty());
+        Self { members, models_matter, falls_back: chain.len() > 1 }
+    }
+}
+
+/// The pool, then its fallbacks in order, each once.
+fn chain<'a>(pool: &'a PoolName, fallbacks: &'a Map<PoolName, Vec<PoolName>>) -> Vec<&'a PoolName> {
+    let mut chain = vec![pool];
+    let mut at = 0;
+    while at < chain.len() {
+        for next in fallbacks.get(chain[at]).into_iter().flatten() {
+            if !chain.contains(&next) {
+                chain.push(next);
+            }
+        }
+        at += 1;
+    }
+    chain
 }
 
 /// One key.
@@ -79,6 +117,8 @@ pub struct ProviderKeys {
 pub struct RingKey {
     /// Its settings and secret.
     pub config: KeyConfig,
+    /// The models that it serves; none where it serves all.
+    models: Vec<Pattern>,
     /// Its secret's fingerprint under the store's salt.
     fingerprint: ArcSwap<Option<Fingerprint>>,
     state: Arc<KeyState>,
@@ -169,7 +209,7 @@ impl Ring {
 
     /// Takes another configuration. What was seen of a key that stays, stays known.
     pub fn replace(&self, config: &Config) {
-        let fallbacks: HashMap<PoolName, Vec<PoolName>> =
+        let fallbacks: Map<PoolName, Vec<PoolName>> =
             config.pools.iter().map(|(name, to)| (name.clone(), to.clone())).collect();
         let before = self.providers.load();
         let salt = self.salt();
@@ -181,11 +221,15 @@ impl Ring {
             let own = config.keys.iter().filter(|key| key.provider == provider.name);
             let keys: Vec<_> = own.map(made).collect();
             let places = keys.iter().enumerate().map(|(at, key)| (key.config.id.clone(), at)).collect();
+            let pools: BTreeSet<_> =
+                keys.iter().map(|key| &key.config.pool).chain(fallbacks.keys()).collect();
+            let of = |pool: &PoolName| PoolKeys::of(pool, &keys, &fallbacks);
+            let pools = pools.into_iter().map(|pool| (pool.clone(), of(pool))).collect();
             ProviderKeys {
                 provider: provider.clone(),
                 keys,
                 places,
-                fallbacks: fallbacks.clone(),
+                pools,
                 ranking: config.ranking,
                 clock: self.clock.clone(),
             }
@@ -251,7 +295,8 @@ impl RingKey {
             state.off.store(config.disabled, Ordering::Relaxed);
         }
         let fingerprint = ArcSwap::from_pointee(fingerprint_of(config, salt));
-        Self { fingerprint, state, config: config.clone() }
+        let models = config.models.iter().map(|pattern| Pattern::of(pattern)).collect();
+        Self { fingerprint, state, models, config: config.clone() }
     }
 
     /// Its secret's fingerprint; `None` while it has no secret.
@@ -288,62 +333,42 @@ impl RingKey {
     }
 
     fn serves(&self, model: &ModelKnown) -> bool {
-        self.config.models.is_empty()
+        self.models.is_empty()
             || match model {
                 ModelKnown::NotNamed => true,
-                ModelKnown::Named(name) => {
-                    self.config.models.iter().any(|pattern| matches(pattern, name.as_str()))
-                }
+                ModelKnown::Named(name) => self.models.iter().any(|pattern| pattern.fits(name.as_str())),
                 ModelKnown::Unreadable => false,
             }
     }
 }
 
 impl ProviderKeys {
-    /// The pool asked for, then its fallbacks in order, each once.
-    fn chain(&self, pool: &PoolName) -> Vec<PoolName> {
-        let mut chain = vec![pool.clone()];
-        let mut at = 0;
-        while at < chain.len() {
-            for next in self.fallbacks.get(&chain[at]).into_iter().flatten() {
-                if !chain.contains(next) {
-                    chain.push(next.clone());
-                }
-            }
-            at += 1;
-        }
-        chain
-    }
-
     /// Whether some key that could serve this pool names `models`, so that the whole body must be read.
     pub fn models_matter(&self, pool: &PoolName) -> bool {
-        let chain = self.chain(pool);
-        self.keys.iter().any(|key| !key.config.models.is_empty() && chain.contains(&key.config.pool))
+        self.pools.get(pool).is_some_and(|pool| pool.models_matter)
     }
 
     /// Whether keys of other pools serve this one, too.
     pub fn falls_back(&self, pool: &PoolName) -> bool {
-        self.chain(pool).len() > 1
+        self.pools.get(pool).is_some_and(|pool| pool.falls_back)
     }
 
     /// Whether the pool or one of its fallbacks has a key here.
     pub fn has_pool(&self, pool: &PoolName) -> bool {
-        let chain = self.chain(pool);
-        self.keys.iter().any(|key| chain.contains(&key.config.pool))
+        self.pools.get(pool).is_some_and(|pool| !pool.members.is_empty())
     }
 
     /// The keys that fit.
     pub fn fitting(&self, wish: &Wish) -> Fitting {
-        let chain = self.chain(&wish.pool);
-        let mut members: Vec<(usize, usize)> = Vec::with_capacity(self.keys.len());
-        for (at, key) in self.keys.iter().enumerate() {
-            let wanted = wish.pinned.as_ref().is_none_or(|id| *id == key.config.id)
+        let fits = |(at, _): &(usize, usize)| {
+            let key = &self.keys[*at];
+            wish.pinned.as_ref().is_none_or(|id| *id == key.config.id)
                 && key.serves(&wish.model)
-                && !wish.rules_out(key);
-            if let Some(rank) = chain.iter().position(|pool| *pool == key.config.pool).filter(|_| wanted) {
-                members.push((at, rank));
-            }
-        }
+                && !wish.rules_out(key)
+        };
+        let all = self.pools.get(&wish.pool).map_or(&[][..], |pool| &pool.members);
+        let mut members = Vec::with_capacity(all.len());
+        members.extend(all.iter().copied().filter(fits));
         Fitting { members }
     }
 
@@ -360,17 +385,15 @@ impl ProviderKeys {
     pub fn rank(&self, fitting: &Fitting, model: &ModelKnown, wanted: &Wanted<'_>) -> Vec<Candidate> {
         let now = self.clock.now();
         let any_on = fitting.members.iter().any(|(at, _)| self.keys[*at].state.is_on());
-        let members = || {
-            fitting.members.iter().filter(move |(at, _)| {
-                let key = &self.keys[*at];
-                // Without a secret there is nothing to lend.
-                let Some(fingerprint) = key.fingerprint() else { return false };
-                (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || fingerprint)
-            })
-        };
-        let rows = members().map(|(at, pool)| self.row(*at, *pool, model.name(), now));
-        let usual_ms =
-            rank::usual_first_byte(members().map(|(at, _)| self.keys[*at].state.first_byte_ms(now)));
+        let members = fitting.members.iter().filter(|(at, _)| {
+            let key = &self.keys[*at];
+            // Without a secret there is nothing to lend.
+            let Some(fingerprint) = key.fingerprint() else { return false };
+            (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || fingerprint)
+        });
+        let mut rows = Vec::with_capacity(fitting.members.len());
+        rows.extend(members.map(|(at, pool)| self.row(*at, *pool, model.name(), now)));
+        let usual_ms = rank::usual_first_byte(rows.iter().map(|row: &Row| row.first_byte_ms));
         let rule = Rule {
             strategy: self.ranking.strategy,
             weights: &self.ranking.weights,
@@ -378,7 +401,7 @@ impl ProviderKeys {
             seed: rand::random(),
         };
         let mut candidates = Vec::with_capacity(wanted.most.min(fitting.members.len()));
-        rank::best(rows, &rule, wanted.most, |at| {
+        rank::best(rows.into_iter(), &rule, wanted.most, |at| {
             if candidates.is_empty() && wanted.is_first() {
                 let turn = self.clock.turns.fetch_add(1, Ordering::Relaxed);
                 self.keys[at].state.chosen(turn, now);
@@ -492,21 +515,32 @@ pub struct Explained {
     pub score: f64,
 }
 
-/// Whether `text` fits `pattern`, in which each `*` stands for any text.
-fn matches(pattern: &str, text: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(mut text) = text.strip_prefix(head) else { return false };
-    let mut parts = rest.split('*').peekable();
-    while let Some(part) = parts.next() {
-        if parts.peek().is_none() {
-            return text.ends_with(part);
-        }
-        match text.find(part) {
-            Some(at) => text = &text[at + part.len()..],
-            None => return false,
-        }
+/// What a model's name must be like: what stands before, between and behind each `*`, which stands for any
+/// text.
+#[derive(Debug)]
+struct Pattern {
+    head: String,
+    /// Empty where there is no `*`.
+    parts: Vec<String>,
+}
+
+impl Pattern {
+    fn of(text: &str) -> Self {
+        let mut parts = text.split('*').map(str::to_owned);
+        Self { head: parts.next().unwrap_or_default(), parts: parts.collect() }
     }
-    true
+
+    fn fits(&self, text: &str) -> bool {
+        let Some(mut text) = text.strip_prefix(self.head.as_str()) else { return false };
+        let Some((last, between)) = self.parts.split_last() else { return text.is_empty() };
+        for part in between {
+            match text.find(part.as_str()) {
+                Some(at) => text = &text[at + part.len()..],
+                None => return false,
+            }
+        }
+        text.ends_with(last.as_str())
+    }
 }
 
 #[cfg(test)]
@@ -604,7 +638,7 @@ mod tests {
             ("a*b*c", "a1c2b", false),
             ("ab*ba", "aba", false),
         ] {
-            assert_eq!(matches(pattern, text), fits, "{pattern} {text}");
+            assert_eq!(Pattern::of(pattern).fits(text), fits, "{pattern} {text}");
         }
     }
 }

@@ -4,6 +4,8 @@
 //! Two depths of care: to the *first* `model` where only a cooldown's scope depends on it; to the
 //! *end* where a key's `models` do, since a second `model` later in the body must not slip past.
 
+use std::borrow::Cow;
+
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
@@ -27,9 +29,11 @@ impl BodyScan {
             return None;
         }
         let kind = headers.get(CONTENT_TYPE).map_or(Ok(""), |value| value.to_str()).ok()?;
-        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        let json = kind == "application/json" || kind.ends_with("+json") || kind == "text/plain";
-        if json || kind.is_empty() {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        let is = |other: &str| kind.eq_ignore_ascii_case(other);
+        let json_like =
+            || kind.len() >= 5 && kind.as_bytes()[kind.len() - 5..].eq_ignore_ascii_case(b"+json");
+        if is("application/json") || is("text/plain") || kind.is_empty() || json_like() {
             return Some(Self::Json(ModelScan::new(field)));
         }
         FormScan::of(headers, field).map(Self::Form)
@@ -271,7 +275,7 @@ impl ModelScan {
             self.state = State::Colon;
             if collected && self.text.len() <= MAX_TEXT {
                 match unescaped(&self.text) {
-                    Some(name) => self.at_model = name == self.field,
+                    Some(name) => self.at_model = *name == *self.field,
                     None => self.state = State::Broken,
                 }
                 // A second one must not slip past, whatever a parser at the other end would make of it.
@@ -292,12 +296,19 @@ impl ModelScan {
 }
 
 /// A JSON string's text; `None` when it is not valid.
-fn unescaped(raw: &[u8]) -> Option<String> {
+fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
+    if !raw.contains(&b'\\') {
+        // Control characters must be escaped (RFC 8259, section 7).
+        return std::str::from_utf8(raw)
+            .ok()
+            .filter(|_| raw.iter().all(|byte| *byte >= b' '))
+            .map(Cow::Borrowed);
+    }
     let mut quoted = Vec::with_capacity(raw.len() + 2);
     quoted.push(b'"');
     quoted.extend_from_slice(raw);
     quoted.push(b'"');
-    serde_json::from_slice(&quoted).ok()
+    serde_json::from_slice(&quoted).ok().map(Cow::Owned)
 }
 
 #[cfg(test)]

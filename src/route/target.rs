@@ -32,6 +32,9 @@ pub fn unmapped(ip: IpAddr) -> IpAddr {
 /// Refuses what could climb out of the path it stands in: dot segments, plain or encoded, also behind
 /// encoded slashes and backslashes.
 pub fn refuse_dot_segments(path: &str) -> Result<(), Fault> {
+    if memchr::memchr2(b'.', b'%', path.as_bytes()).is_none() {
+        return Ok(());
+    }
     let decoded = decode_dots(path);
     let dotted = decoded.split(['/', '\\']).any(|segment| {
         // Some servers drop a segment's parameters (`..;x`) before they climb.

@@ -9,6 +9,9 @@ use crate::model::Secret;
 /// Bytes of a text that one sample looks at.
 const WINDOW: usize = 8;
 
+/// Bytes of a form that are looked at together.
+const PART: usize = 4;
+
 /// The set of four-byte parts of all forms is a filter of so many bits.
 const FILTER_BITS: usize = 1 << 16;
 
@@ -17,6 +20,8 @@ const FILTER_BITS: usize = 1 << 16;
 pub struct Needle {
     forms: Vec<Form>,
     secrets: Vec<Secret>,
+    /// How many symbols, and so bytes at least, the shortest form has.
+    shortest: usize,
     /// The longest that a form can be when every symbol is spelt at its longest.
     longest: usize,
     /// From sample to sample. A form is never shorter than `stride` and a window, less one, so one sample
@@ -24,6 +29,8 @@ pub struct Needle {
     stride: usize,
     /// Bytes with which a form may begin.
     first: Zeroizing<[bool; 256]>,
+    /// Bytes with which one may begin as it is spelt.
+    begins: Zeroizing<[bool; 256]>,
     /// Bytes that stand in some form.
     holds: Zeroizing<[bool; 256]>,
     /// What four literal bytes in a row may be: a Bloom filter with two hashes.
@@ -66,7 +73,7 @@ impl Needle {
             for byte in form.0.iter().flatten() {
                 holds[usize::from(*byte)] = true;
             }
-            for part in form.0.windows(4) {
+            for part in form.0.windows(PART) {
                 // Which of its two bytes each symbol takes: mostly they are one.
                 for mix in 0..16 {
                     let byte = |at: usize| part[at][mix >> at & 1];
@@ -76,8 +83,12 @@ impl Needle {
                 }
             }
         }
+        let mut begins = first.clone();
+        for sign in [b'%', b'\\'] {
+            begins[usize::from(sign)] = true;
+        }
         let stride = (shortest + 1).saturating_sub(WINDOW);
-        Self { forms, secrets: secrets.to_vec(), longest, stride, first, holds, parts }
+        Self { forms, secrets: secrets.to_vec(), shortest, longest, stride, first, begins, holds, parts }
     }
 
     /// `text` with every form masked, and how many there were; `None` where there is none.
@@ -89,6 +100,9 @@ impl Needle {
                 self.2 += 1;
             }
             fn live(&mut self, _: usize) {}
+        }
+        if text.len() < self.shortest {
+            return None;
         }
         let mut masked = Masked(text, None, 0);
         self.scan(text, &mut masked);
@@ -123,7 +137,10 @@ impl Needle {
     }
 
     pub(super) fn try_all(&self, text: &[u8], places: std::ops::Range<usize>, sink: &mut impl Sink) {
-        for place in places {
+        let from = places.start;
+        let hopeful = text[places].iter().enumerate().filter(|(_, byte)| self.begins[usize::from(**byte)]);
+        for (offset, _) in hopeful {
+            let place = from + offset;
             let found = self.try_at(text, place);
             if found.end > 0 {
                 sink.form(place, found.end);
@@ -142,12 +159,27 @@ impl Needle {
             b'%' | b'\\' => may_be_spelt(text, place, &self.first),
             byte => self.first[usize::from(byte)],
         };
-        if begins {
+        if begins && self.may_begin(text, place) {
             for form in &self.forms {
                 form.at(text, place, &mut found);
             }
         }
         found
+    }
+
+    /// Whether the four bytes at `place` may be the first of a form: a cheap look, not the last word.
+    #[inline]
+    fn may_begin(&self, text: &[u8], place: usize) -> bool {
+        let Some(part) = text[place..].first_chunk::<PART>().filter(|_| self.shortest >= PART) else {
+            return true;
+        };
+        part.contains(&b'%') || part.contains(&b'\\') || self.is_part(*part)
+    }
+
+    /// Whether four literal bytes may stand in a form.
+    #[inline]
+    fn is_part(&self, part: [u8; PART]) -> bool {
+        bits(part).into_iter().all(|bit| self.parts[bit / 64] >> (bit % 64) & 1 == 1)
     }
 
     /// Whether the window at `at` may lie wholly in a form.
@@ -162,7 +194,7 @@ impl Needle {
         // No spelling begins in it; at most the end of one that began before is at its beginning, and that
         // is longer than four bytes only in one case.
         let [.., a, b, c, d] = *window;
-        bits([a, b, c, d]).into_iter().all(|bit| self.parts[bit / 64] >> (bit % 64) & 1 == 1)
+        self.is_part([a, b, c, d])
             || (at > 0 && text[at - 1] == b'\\' && may_be_spelt(text, at - 1, &self.holds))
     }
 }
@@ -219,7 +251,7 @@ fn may_be_spelt(text: &[u8], at: usize, symbols: &[bool; 256]) -> bool {
 
 /// The bits of a part in the filter.
 #[inline]
-fn bits(part: [u8; 4]) -> [usize; 2] {
+fn bits(part: [u8; PART]) -> [usize; 2] {
     // Fibonacci hashing: the upper bits of the product are well mixed.
     let mixed = u64::from(u32::from_le_bytes(part)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let [a, b, c, d, ..] = mixed.to_be_bytes();

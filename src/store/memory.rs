@@ -7,7 +7,6 @@
 //! Releases are not announced: the only waiters there can be are in this process, and the room that
 //! releases wakes them itself.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,7 +18,7 @@ use super::{
     Acquire, Acquired, Answer, Epoch, Release, Renew, Renewed, Report, Reported, Snapshot, StatusChange,
     Store, StoreEvent, StoreTime, SyncKeys, Synced,
 };
-use crate::model::{KeyId, LeaseId, ProviderName};
+use crate::model::{KeyId, LeaseId, Map, ProviderName};
 
 /// Events a slow subscriber may be behind before it misses some and must look again.
 const EVENTS: usize = 256;
@@ -32,7 +31,7 @@ pub type Clock = Arc<dyn Fn() -> StoreTime + Send + Sync>;
 pub struct MemoryStore(Arc<Inner>);
 
 struct Inner {
-    ledgers: RwLock<HashMap<ProviderName, Arc<Mutex<Ledger>>>>,
+    ledgers: RwLock<Map<ProviderName, Arc<Mutex<Ledger>>>>,
     expiry: Expiry,
     clock: Clock,
     epoch: Epoch,

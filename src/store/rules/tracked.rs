@@ -8,17 +8,19 @@ use std::collections::HashMap;
 use std::collections::hash_map::Iter;
 use std::hash::Hash;
 
+use crate::model::Map;
+
 /// A map, and which of its entries were touched since they were last taken.
 #[derive(Debug)]
 pub(in crate::store) struct Tracked<K, V> {
-    entries: HashMap<K, V>,
+    entries: Map<K, V>,
     /// By entry: whether it was there before it was first touched. `None` where nobody asks.
     touched: Option<HashMap<K, bool>>,
 }
 
 impl<K, V> Default for Tracked<K, V> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), touched: None }
+        Self { entries: Map::default(), touched: None }
     }
 }
 
