@@ -130,7 +130,8 @@ impl Serve for Proxy {
         let shape =
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         let mut caller = Caller::unknown();
-        let served = rooms.walk(head, body, &conn, &mut trace, &mut caller).await;
+        // Boxed, for it is large: what serves the connection is kept while the answer streams.
+        let served = Box::pin(rooms.walk(head, body, &conn, &mut trace, &mut caller)).await;
         let standing = caller.standing;
         match served {
             Ok(Served::Proxied(reply, in_use)) => match upgrade.filter(|_| reply.is_switch()) {
@@ -413,10 +414,12 @@ impl Rooms {
         standing: Standing,
         mut trace: Trace,
     ) -> Response<AnswerBody> {
-        let (lease, mut revoked) = (in_use.as_ref().map(|in_use| in_use.lease.watch()), standing.watch());
+        let (lease, of) = (in_use.as_ref().map(|in_use| in_use.lease.watch()), standing.clone());
+        // Most answers are out before anything is watched.
+        let mut revoked = None;
         conn.cut_when(Box::new(move |cx| {
             let lost = lease.as_ref().is_some_and(|lease| lease.poll_lost(cx).is_ready());
-            if lost { Poll::Ready(()) } else { revoked(cx) }
+            if lost { Poll::Ready(()) } else { revoked.get_or_insert_with(|| of.watch())(cx) }
         }));
         let class = reply.outcome().class.as_str();
         let (mut head, ahead, rest, mask, filter) = reply.into_parts();

@@ -208,8 +208,7 @@ impl Replay {
 
     /// The body from its start. One that is read beyond what is kept can be had once only.
     pub fn body(&self) -> ReplayBody {
-        let hint = self.source().map_or_else(|| SizeHint::with_exact(0), |source| source.hint);
-        ReplayBody { source: self.0.clone(), next: 0, hint, done: false }
+        ReplayBody { source: self.0.clone(), next: 0, done: false }
     }
 }
 
@@ -282,19 +281,18 @@ impl Drop for Source {
     }
 }
 
-/// One sending of a [`Replay`].
+/// One sending of a [`Replay`]. Small, for hyper keeps room for 32 of them with each connection to a provider.
 #[derive(Debug)]
 pub struct ReplayBody {
     source: Option<Arc<Mutex<Source>>>,
     next: usize,
-    hint: SizeHint,
     done: bool,
 }
 
 impl ReplayBody {
     /// No body at all.
     pub fn empty() -> Self {
-        Self { source: None, next: 0, hint: SizeHint::with_exact(0), done: true }
+        Self { source: None, next: 0, done: true }
     }
 }
 
@@ -345,6 +343,7 @@ impl Body for ReplayBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.hint
+        let hint = |source: &Mutex<Source>| source.lock().unwrap_or_else(PoisonError::into_inner).hint;
+        self.source.as_deref().map_or_else(|| SizeHint::with_exact(0), hint)
     }
 }

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use bytes::Bytes;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
@@ -111,10 +112,11 @@ pub fn put(
     let mut query = Zeroizing::new(stripped.map_or_else(String::new, Cow::into_owned));
     put_own_headers(provider, key, headers);
     for place in &injection_for(key, path)?.places {
-        let text = place.format().fill(secret).map_err(|why| refused(&format!("its secret {why}")))?;
+        let mut text = place.format().fill(secret).map_err(|why| refused(&format!("its secret {why}")))?;
         match place {
             Place::Header { name, .. } => {
-                let mut value = HeaderValue::from_str(&text)
+                // The text itself becomes the value: there is no copy to be wiped.
+                let mut value = HeaderValue::from_maybe_shared(Bytes::from(std::mem::take(&mut *text)))
                     .map_err(|_| refused("it has characters that cannot stand in a header"))?;
                 value.set_sensitive(true);
                 headers.insert(name, value);

@@ -114,6 +114,10 @@ impl AsyncRead for Wire {
             let n = self.ahead.len().min(buf.remaining());
             buf.put_slice(&self.ahead[..n]);
             self.ahead.advance(n);
+            if self.ahead.is_empty() {
+                // Else its memory stays for as long as the connection.
+                self.ahead = Bytes::new();
+            }
             return Poll::Ready(Ok(()));
         }
         self.poll_socket(cx, buf)

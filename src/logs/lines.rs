@@ -1,7 +1,8 @@
 //! The way of a line to stderr: whoever logs leaves it in a buffer, and a thread writes what has gathered.
 //!
-//! To wake that thread for each line would cost a busy sidecar more than the line itself, so it sleeps for a
-//! moment once there is one.
+//! To wake that thread for each line would cost a busy sidecar more than the line itself, and the request whose
+//! line it is some time. So while lines come the thread looks for them by itself, and only when none has come for
+//! a while does it wait to be woken.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,9 @@ const MOST: usize = 8 * 1024 * 1024;
 
 /// How long lines gather before they are written.
 const GATHER: Duration = Duration::from_millis(10);
+
+/// Looks without a line after which the thread waits to be woken.
+const PATIENCE: u32 = 100;
 
 /// How long the end waits for stderr's reader.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -39,6 +43,8 @@ struct Gathered {
     bytes: Vec<u8>,
     /// Lines that found no room.
     dropped: u64,
+    /// The thread waits to be woken.
+    asleep: bool,
     /// No more is waited for.
     ending: bool,
     /// The thread has written everything.
@@ -87,11 +93,20 @@ impl Shared {
     /// Waits for lines and moves them into `page`, which is empty; how many found no room meanwhile. `None`
     /// at the end.
     fn next(&self, page: &mut Vec<u8>) -> Option<u64> {
-        let wait = |gathered: &mut Gathered| gathered.bytes.is_empty() && !gathered.ending;
-        let gathered = self.more.wait_while(self.lock(), wait).unwrap_or_else(PoisonError::into_inner);
-        let going_on = |gathered: &mut Gathered| !gathered.ending;
-        let gathering = self.more.wait_timeout_while(gathered, GATHER, going_on);
-        let (mut gathered, _) = gathering.unwrap_or_else(PoisonError::into_inner);
+        let mut gathered = self.lock();
+        for look in 0.. {
+            let going_on = |gathered: &mut Gathered| !gathered.ending;
+            let gathering = self.more.wait_timeout_while(gathered, GATHER, going_on);
+            gathered = gathering.unwrap_or_else(PoisonError::into_inner).0;
+            if !gathered.bytes.is_empty() || gathered.ending {
+                break;
+            }
+            if look >= PATIENCE {
+                gathered.asleep = true;
+                let asleep = |gathered: &mut Gathered| gathered.asleep && !gathered.ending;
+                gathered = self.more.wait_while(gathered, asleep).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
         std::mem::swap(&mut gathered.bytes, page);
         let dropped = std::mem::take(&mut gathered.dropped);
         (!page.is_empty()).then_some(dropped)
@@ -106,10 +121,10 @@ impl Write for Lines {
             gathered.dropped += 1;
             return Ok(line.len());
         }
-        let first = gathered.bytes.is_empty();
         gathered.bytes.extend_from_slice(line);
+        let asleep = std::mem::take(&mut gathered.asleep);
         drop(gathered);
-        if first {
+        if asleep {
             self.0.more.notify_one();
         }
         Ok(line.len())
