@@ -116,11 +116,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     ) -> Poll<io::Result<usize>> {
         // hyper's own error answers are one flat slice.
         let mut some = slices.iter().filter(|slice| !slice.is_empty());
-        if let (Some(only), None) = (some.next(), some.next()) {
-            return self.as_mut().poll_write(cx, only);
+        match (some.next(), some.next()) {
+            (Some(first), second) if second.is_none() || self.instead.is_some() => self.poll_write(cx, first),
+            _ => Pin::new(&mut self.inner).poll_write_vectored(cx, slices),
         }
-        ready!(self.poll_instead(cx))?;
-        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {

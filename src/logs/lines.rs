@@ -14,10 +14,10 @@ use tracing_subscriber::fmt::MakeWriter;
 const MOST: usize = 8 * 1024 * 1024;
 
 /// How long lines gather before they are written.
-const GATHER: Duration = Duration::from_millis(10);
+const GATHER: Duration = Duration::from_millis(25);
 
 /// Looks without a line after which the thread waits to be woken.
-const PATIENCE: u32 = 100;
+const PATIENCE: u32 = 40;
 
 /// How long the end waits for stderr's reader.
 const LAST_WORDS: Duration = Duration::from_secs(1);
