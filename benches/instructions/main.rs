@@ -25,7 +25,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// less than a hundredth.
 const TOLERANCE: f64 = 1.05;
 /// How long lessor may take to serve, or to end, under Valgrind.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// What both runs of a count begin with: connections, and all that is made once.
 const FEW: u64 = 200;
 const MANY: u64 = 1200;
@@ -124,14 +124,13 @@ fn count(lessor: &Path, upstream: &Upstream, traffic: Traffic) -> Result<u64> {
 }
 
 fn start(lessor: &Path, upstream: &Upstream, folder: &Path, counts: &Path) -> Result<Child> {
-    let keys: String = (0..8)
-        .map(|nth| {
-            format!(
-                "\n[[keys]]\nid = \"key-{nth}\"\nprovider = \"openai\"\nsecret = {{ env = \"KEY_{nth}\" }}\n\
-                 max_concurrent_uses = 100\nmodels = [\"gpt-*\"]\n"
-            )
-        })
-        .collect();
+    let key = |nth| {
+        format!(
+            "\n[[keys]]\nid = \"key-{nth}\"\nprovider = \"openai\"\nsecret = {{ env = \"KEY_{nth}\" }}\n\
+             max_concurrent_uses = 100\nmodels = [\"gpt-*\"]\n"
+        )
+    };
+    let keys = (0..8).map(key).collect::<Vec<_>>().concat();
     let config = format!(
         "[listen]\nproxy = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n\n[providers.openai]\nbase_url = \
          \"http://127.0.0.1:{}\"\n{keys}",
@@ -159,9 +158,9 @@ impl Running {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             let said = fs::read_to_string(folder.join("stderr"))?;
-            let listening =
+            let mut lines =
                 said.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-            for line in listening.filter(|line| line["message"] == "listening") {
+            if let Some(line) = lines.find(|line| line["message"] == "listening") {
                 let port = line["proxy"].as_str().and_then(|at| at.rsplit_once(':')?.1.parse().ok());
                 return port.ok_or_else(|| "lessor told no port".into());
             }
