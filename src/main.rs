@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         }
         Command::Check(cli::Check { explain: Some(words), .. }) => explained(&cli, words),
         Command::Check(_) => check(&cli),
-        Command::Run => serve(&cli, &left),
+        Command::Run(_) => serve(&cli, &left),
         Command::Ask(_) => ask(cli),
     }
 }
@@ -61,6 +61,15 @@ fn listen(file: &std::path::Path) -> Result<Listen, String> {
 fn loader(options: &Options) -> Loader {
     let named = options.config().map(|path| ConfigSource::File(path.to_owned()));
     Loader::new(named.unwrap_or(ConfigSource::Environment))
+}
+
+/// The same with what the command line of `run` says over them.
+fn loader_to_serve(cli: &Cli) -> Loader {
+    let loader = loader(&cli.options);
+    match &cli.command {
+        Command::Run(what) => loader.with(what.overrides()),
+        _ => loader,
+    }
 }
 
 /// The same for who only looks: a key without a secret is a warning.
@@ -87,7 +96,7 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
         tracing::warn!("{line}");
     }
     let work = async {
-        let mut loader = loader(&cli.options);
+        let mut loader = loader_to_serve(cli);
         let config = match loader.load().await {
             Ok(config) => config,
             Err(error) => return refuse(&error.to_string(), Exit::Usage),

@@ -1,23 +1,19 @@
 //! Building the rooms, and running until told to stop.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{self, Address, AppConfig, CaFiles, Config, Loader, OnDisk, StoreUrl};
-use crate::control::admin::{
-    self, AdminState, AppSeen, CaSeen, CheckResult, Hands, RankSeen, RankingSeen, TermsSeen,
-};
+use crate::config::{self, Address, Config, Loader, OnDisk, StoreUrl};
+use crate::control::admin::{self, AdminState};
 use crate::control::banner::{Doors, banner, open_to};
 use crate::control::doctor::Tools;
 use crate::control::environment::Served;
@@ -28,26 +24,29 @@ use crate::forward::dial::Denied;
 use crate::forward::replay::Budget;
 use crate::forward::{self, Upstreams, tls::TrustError};
 use crate::lease::Leases;
-use crate::listen::ca::files::CaPaths;
-use crate::listen::ca::operator::{LOOK_EVERY, follow};
 use crate::listen::ca::{Authority, CaError};
-use crate::listen::{BindError, Listener, Server};
+use crate::listen::{BindError, Inner, Listener, Server};
 use crate::metrics::Metrics;
-use crate::model::{AppName, KeyId, OwnerId, ProviderName};
+use crate::model::OwnerId;
 use crate::process;
 use crate::proxy::{Checks, Masks, Proxy, Rooms};
 use crate::reload::Reload;
 use crate::route::Routes;
-use crate::route::ring::{Explained, ProviderKeys, Ring};
+use crate::route::ring::Ring;
 use crate::scrub::Needle;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::RedisStore;
 use crate::store::sqlite::{OpenError, SqliteStore};
-use crate::store::{Snapshot, Store, StoreError, StoreTime};
+use crate::store::{Store, StoreError};
 use crate::watch::Watcher;
 
-/// How long the admin doors may take to close at the end.
-const CLOSE: Duration = Duration::from_secs(3);
+mod ending;
+mod local_ca;
+mod reach;
+
+use ending::Signals;
+use local_ca::LocalCa;
+use reach::Reach;
 
 /// Why lessor did not start.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +60,15 @@ pub enum RunError {
     /// The local CA could not be set up.
     #[error("the local CA could not be set up")]
     Ca(#[from] CaError),
+    /// The CA's files could not be written where they were to be.
+    #[error("the CA's files could not be written to {} (--ca-dir); may this user write there?", dir.display())]
+    CaDir {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        cause: std::io::Error,
+    },
     /// The store said no.
     #[error("the store could not be opened")]
     Store(#[from] StoreError),
@@ -91,6 +99,7 @@ pub async fn run(config: Config, loader: Loader, on_terminal: bool) -> Result<()
     announce(&config, &running, on_terminal);
     tokio::select! {
         () = signals.next() => {}
+        () = running.quit.cancelled() => {}
         () = running.terminal_gone.cancelled() => {}
     }
     running.drain(signals).await;
@@ -118,31 +127,6 @@ pub async fn accompany(config: Config, mut loader: Loader, of: i32) -> Result<()
     Ok(())
 }
 
-/// SIGTERM, SIGINT and SIGHUP, watched from before the first connection.
-struct Signals {
-    term: Signal,
-    int: Signal,
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    fn watch() -> Result<Self, std::io::Error> {
-        let watched = |kind| signal(kind);
-        Ok(Self {
-            term: watched(SignalKind::terminate())?,
-            int: watched(SignalKind::interrupt())?,
-            hangup: Some(watched(SignalKind::hangup())?),
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
-}
-
 /// What stays while the configuration changes, and what the rooms of each are built around.
 struct Frame {
     ring: Arc<Ring>,
@@ -153,7 +137,7 @@ struct Frame {
     tunnels: TaskTracker,
     abort: CancellationToken,
     proxy: Vec<Address>,
-    admin: Address,
+    admin: Vec<Address>,
 }
 
 impl Frame {
@@ -161,7 +145,7 @@ impl Frame {
     fn upstreams(
         config: &Config,
         proxy: &[Address],
-        admin: &Address,
+        admin: &[Address],
         before: Option<&Upstreams>,
     ) -> Result<Arc<Upstreams>, TrustError> {
         let denied = denied(config, proxy, admin);
@@ -208,10 +192,13 @@ struct Running {
     terminal_gone: CancellationToken,
     leases: Leases,
     draining: Arc<AtomicBool>,
+    /// Cancelled by `POST /quit`.
+    quit: CancellationToken,
     stop_admin: CancellationToken,
     admin_tasks: TaskTracker,
     proxy: Vec<Address>,
-    admin: Address,
+    /// One, and perhaps one more for `POST /quit`.
+    admin: Vec<Address>,
     socket: Option<PathBuf>,
     ca: Option<LocalCa>,
     stop_ca: CancellationToken,
@@ -231,8 +218,8 @@ impl Running {
         }
 
         let (listeners, proxy) = bind_proxy(config).await?;
-        let admin_listener = Listener::bind(&config.listen.admin, "admin").await?;
-        let admin = admin_listener.address();
+        let admin_listeners = bind_admin(config).await?;
+        let admin: Vec<Address> = admin_listeners.iter().map(Listener::address).collect();
         let leases = Leases::new(store.clone(), config.lease, config.queue, owner.clone(), metrics.clone());
         leases.set_repair(fleet.repair());
         let events = Events::new();
@@ -266,8 +253,10 @@ impl Running {
         let on_disk: Arc<ArcSwap<OnDisk>> = Arc::default();
         let draining = Arc::new(AtomicBool::new(false));
         let socket = bind_socket(&proxy);
-        let ca =
-            authority.map(|authority| LocalCa::publish(authority, socket.as_ref().map(|(path, _)| &**path)));
+        let beside = socket.as_ref().map(|(path, _)| &**path);
+        let publish = |authority| LocalCa::publish(authority, config, beside);
+        let ca = authority.map(publish).transpose()?;
+        let quit = CancellationToken::new();
         let state = Arc::new(AdminState {
             config: current.clone(),
             on_disk: on_disk.clone(),
@@ -284,6 +273,7 @@ impl Running {
                 ca: ca.clone(),
             }),
             draining: draining.clone(),
+            quit: config.quit.then(|| quit.clone()),
             proxy_addresses: proxy.clone(),
             started: Instant::now(),
             version: env!("CARGO_PKG_VERSION"),
@@ -301,16 +291,18 @@ impl Running {
             let reload = Reload { loader, current, on_disk, take, fleet, events, metrics, refused: None };
             admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
         }
-        let socket = open_doors(admin_listener, socket, &state, &stop_admin, &admin_tasks);
+        // Before the admin doors: who is told that lessor is there is served.
+        server.start(listeners, &walk);
+        let socket = open_doors(admin_listeners, socket, &state, &stop_admin, &admin_tasks);
         let stop_ca = CancellationToken::new();
         let ca_kept = ca.as_ref().map(|ca| ca.keep(config.ca.as_ref(), &stop_ca)).unwrap_or_default();
-        server.start(listeners, &walk);
         Ok(Self {
             server,
             config: current,
             terminal_gone,
             leases,
             draining,
+            quit,
             stop_admin,
             admin_tasks,
             proxy,
@@ -320,35 +312,6 @@ impl Running {
             stop_ca,
             ca_kept,
         })
-    }
-
-    /// Drains; a further signal ends the process at once.
-    async fn drain(self, mut signals: Signals) {
-        let grace = self.config.load().shutdown_grace;
-        tracing::info!(
-            grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-            "stopping; a second signal ends it at once"
-        );
-        self.draining.store(true, Ordering::Relaxed);
-        self.leases.refuse_new();
-        let ending = async {
-            if !self.server.drain(grace).await {
-                tracing::warn!("streams were still open at the end of shutdown.grace and were cut");
-            }
-            self.leases.shutdown().await;
-            // Before the socket goes: who has that has these names, too.
-            self.stop_ca.cancel();
-            for kept in self.ca_kept {
-                let _ = tokio::time::timeout(CLOSE, kept).await;
-            }
-            self.stop_admin.cancel();
-            self.admin_tasks.close();
-            let _ = tokio::time::timeout(CLOSE, self.admin_tasks.wait()).await;
-        };
-        tokio::select! {
-            () = ending => tracing::info!("stopped"),
-            () = signals.next() => tracing::warn!("stopped at once by a second signal"),
-        }
     }
 }
 
@@ -395,6 +358,18 @@ async fn bind_proxy(config: &Config) -> Result<(Vec<Listener>, Vec<Address>), Bi
     Ok((listeners, bound))
 }
 
+/// The admin's listeners: the configuration's, and one more where `POST /quit` would not be reached else.
+async fn bind_admin(config: &Config) -> Result<Vec<Listener>, BindError> {
+    let first = Listener::bind(&config.listen.admin, "admin").await?;
+    let bound = first.address();
+    let mut listeners = vec![first];
+    if let (Some(Address::Tcp(mut door)), Address::Tcp(bound)) = (config.quit_door(), bound) {
+        door.set_port(bound.port()); // which may have been 0
+        listeners.push(Listener::bind(&Address::Tcp(door), "admin").await?);
+    }
+    Ok(listeners)
+}
+
 fn tcp_of(addresses: &[Address]) -> Vec<SocketAddr> {
     addresses
         .iter()
@@ -407,8 +382,8 @@ fn tcp_of(addresses: &[Address]) -> Vec<SocketAddr> {
 
 /// What clients may not reach: denied nets, lessor's own listeners, and loopback where callers are
 /// elsewhere.
-fn denied(config: &Config, proxy: &[Address], admin: &Address) -> Denied {
-    let own = tcp_of(&[proxy, std::slice::from_ref(admin)].concat());
+fn denied(config: &Config, proxy: &[Address], admin: &[Address]) -> Denied {
+    let own = tcp_of(&[proxy, admin].concat());
     let loopback = tcp_of(proxy).iter().any(|at| !at.ip().is_loopback());
     Denied { nets: config.proxy.deny_nets.clone(), own, loopback }
 }
@@ -427,72 +402,22 @@ fn bind_socket(proxy: &[Address]) -> Option<(PathBuf, UnixListener)> {
 
 /// Serves both admin doors; where the socket is.
 fn open_doors(
-    listener: Listener,
+    listeners: Vec<Listener>,
     socket: Option<(PathBuf, UnixListener)>,
     state: &Arc<AdminState>,
     stop: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Option<PathBuf> {
     let (state, stop) = (state.clone(), stop.clone());
-    match listener.into_inner() {
-        crate::listen::Inner::Tcp(tcp) => tasks.spawn(admin::serve_tcp(tcp, state.clone(), stop.clone())),
-        crate::listen::Inner::Unix(unix) => tasks.spawn(admin::serve_unix(unix, state.clone(), stop.clone())),
-    };
+    for listener in listeners {
+        match listener.into_inner() {
+            Inner::Tcp(tcp) => tasks.spawn(admin::serve_tcp(tcp, state.clone(), stop.clone())),
+            Inner::Unix(unix) => tasks.spawn(admin::serve_unix(unix, state.clone(), stop.clone())),
+        };
+    }
     let (path, unix) = socket?;
     tasks.spawn(admin::serve_unix(unix, state, stop));
     Some(path)
-}
-
-/// The local CA, and where its certificate stands.
-#[derive(Clone)]
-struct LocalCa {
-    authority: Arc<Authority>,
-    paths: Option<CaPaths>,
-    /// Up to which turn of the CA the files were current at the start.
-    written: Option<u64>,
-}
-
-impl LocalCa {
-    /// Writes the certificate beside the admin `socket`, under its name. Where that fails, interception
-    /// works all the same: `lessor ca print` has the certificate.
-    fn publish(authority: Arc<Authority>, socket: Option<&Path>) -> Self {
-        let paths = socket.map(CaPaths::beside);
-        let written = match paths.as_ref().map(|paths| (paths, paths.write(&authority))) {
-            Some((_, Ok(turn))) => Some(turn),
-            Some((paths, Err(error))) => {
-                tracing::warn!(path = %paths.cert.display(), %error, "the CA's files could not be written");
-                None
-            }
-            None => {
-                tracing::warn!("without an admin socket there is no place for the CA's files");
-                None
-            }
-        };
-        Self { authority, paths, written }
-    }
-
-    /// Keeps the files current, and the CA by an operator's files, until told to stop.
-    fn keep(&self, operator: Option<&CaFiles>, stop: &CancellationToken) -> Vec<JoinHandle<()>> {
-        let files = self
-            .paths
-            .clone()
-            .map(|paths| tokio::spawn(paths.keep(self.authority.clone(), self.written, stop.clone())));
-        let operator = operator.map(|files| {
-            let following = follow(self.authority.clone(), files.clone(), LOOK_EVERY, stop.clone());
-            tokio::spawn(following)
-        });
-        files.into_iter().chain(operator).collect()
-    }
-
-    fn seen(&self) -> CaSeen {
-        let there = self.paths.as_ref().filter(|paths| paths.are_there());
-        CaSeen {
-            cert_file: there.map(|paths| paths.cert.display().to_string()),
-            bundle_file: there.map(|paths| paths.bundle.display().to_string()),
-            java_file: there.map(|paths| paths.java.display().to_string()),
-            pem: self.authority.pem(),
-        }
-    }
 }
 
 /// Says once which secrets came by variables, which stay in a process' environment for its whole life and go
@@ -512,15 +437,19 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
     warn_of_variables(config, on_terminal);
     let proxy = running.proxy.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let socket = running.socket.as_ref().map(|path| path.display().to_string());
-    let ca = running.ca.as_ref().and_then(|ca| ca.paths.as_ref()).filter(|paths| paths.are_there());
-    let ca_file = ca.map(|paths| paths.cert.display().to_string());
-    tracing::info!(proxy, admin = %running.admin, admin_socket = socket, ca_file, config = config.origin, "listening");
+    let ca = running.ca.as_ref().and_then(LocalCa::file);
+    let ca_file = ca.map(|file| file.display().to_string());
+    let admin = running.admin.first();
+    tracing::info!(
+        proxy,
+        admin = admin.map(tracing::field::display),
+        admin_socket = socket,
+        ca_file,
+        config = config.origin,
+        "listening"
+    );
     if on_terminal {
-        let doors = Doors {
-            tcp: Some(&running.admin),
-            socket: running.socket.as_deref(),
-            ca: ca.map(|paths| &*paths.cert),
-        };
+        let doors = Doors { tcp: admin, socket: running.socket.as_deref(), ca };
         // The one thing besides the log that `run` prints; stderr, so that pipes stay clean.
         #[allow(clippy::print_stderr)]
         {
@@ -534,130 +463,4 @@ fn announce(config: &Config, running: &Running, on_terminal: bool) {
             tracing::warn!("{warning}");
         }
     }
-}
-
-/// What the admin doors may ask of the running proxy.
-struct Reach {
-    watcher: Watcher,
-    checks: Checks,
-    ring: Arc<Ring>,
-    walk: Proxy,
-    leases: Leases,
-    ca: Option<LocalCa>,
-}
-
-impl Hands for Reach {
-    fn check(
-        &self,
-        provider: &ProviderName,
-        key: &KeyId,
-    ) -> Pin<Box<dyn Future<Output = CheckResult> + Send>> {
-        let (checks, provider, key) = (self.checks.clone(), provider.clone(), key.clone());
-        Box::pin(async move {
-            let found = checks.run(&provider, &key).await;
-            CheckResult {
-                ok: found.ok,
-                status: found.status,
-                code: found.code.map(|code| code.to_string()),
-                class: found.class.as_str().to_owned(),
-                message: found.message,
-                note: None,
-            }
-        })
-    }
-
-    fn switched(&self, provider: &ProviderName, key: &KeyId, on: bool) {
-        if let Some(keys) = self.ring.of(provider.as_str()) {
-            keys.switch(key, on);
-        }
-        self.leases.wake(provider);
-    }
-
-    fn lends_not(&self) -> Pin<Box<dyn Future<Output = Option<StoreError>> + Send + '_>> {
-        let candidates = |provider: &ProviderName| {
-            self.ring.of(provider.as_str()).map(|keys| keys.first_candidates(1)).unwrap_or_default()
-        };
-        Box::pin(self.leases.lends_not(candidates))
-    }
-
-    fn saw(&self, provider: &ProviderName, seen: &Snapshot, asked: StoreTime) {
-        self.watcher.saw(provider, seen, asked);
-    }
-
-    fn doctors_tools(&self) -> Tools {
-        doctors_tools()
-    }
-
-    fn waiting(&self) -> usize {
-        self.leases.waiting()
-    }
-
-    fn live(&self) -> usize {
-        self.leases.live()
-    }
-
-    fn ranking(&self) -> RankingSeen {
-        let ranking = self.ring.ranking();
-        let all = self.ring.all();
-        let mut keys: Vec<RankSeen> = all.iter().flat_map(|keys| explained(keys)).collect();
-        keys.sort_by(|a, b| a.provider.cmp(&b.provider)); // stable: keys stay in their order
-        let config::Weights { capacity, idle, success, error, rate_limit, cooldown, freshness, jitter } =
-            ranking.weights;
-        RankingSeen {
-            strategy: ranking.strategy.as_str().to_owned(),
-            weights: TermsSeen { capacity, idle, success, error, rate_limit, cooldown, freshness },
-            jitter,
-            keys,
-        }
-    }
-
-    fn apps(&self) -> Vec<AppSeen> {
-        let rooms = self.walk.rooms();
-        let apps = rooms.routes.apps();
-        let seen = |app: &AppConfig| AppSeen {
-            name: app.name.clone(),
-            token: app.token.is_some(),
-            uid: app.uid,
-            pools: app.pools.clone(),
-            providers: app.providers.clone(),
-            revoked: apps.standing(&app.name).is_revoked(),
-        };
-        apps.all().map(seen).collect()
-    }
-
-    fn revoke_app(&self, app: &AppName, revoked: bool) {
-        let rooms = self.walk.rooms();
-        let apps = rooms.routes.apps();
-        if revoked {
-            apps.revoke(app);
-        } else {
-            apps.restore(app);
-        }
-    }
-
-    fn ca(&self) -> Option<CaSeen> {
-        self.ca.as_ref().map(LocalCa::seen)
-    }
-}
-
-fn explained(keys: &ProviderKeys) -> Vec<RankSeen> {
-    let digits = |number: f64| (number * 1e4).round() / 1e4;
-    let seen = |Explained { key, row, terms, score }: Explained| RankSeen {
-        provider: keys.provider.name.clone(),
-        key,
-        score: digits(score),
-        terms: TermsSeen {
-            capacity: digits(terms.capacity),
-            idle: digits(terms.idle),
-            success: digits(terms.success),
-            error: digits(terms.error),
-            rate_limit: digits(terms.rate_limit),
-            cooldown: digits(terms.cooldown),
-            freshness: digits(terms.freshness),
-        },
-        in_flight: row.in_flight,
-        first_byte_ms: (row.first_byte_ms > 0.0).then(|| digits(f64::from(row.first_byte_ms))),
-        rests_ms: (row.rest_us > 0).then_some(row.rest_us.div_ceil(1000)),
-    };
-    keys.explain().into_iter().map(seen).collect()
 }

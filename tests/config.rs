@@ -72,7 +72,7 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.timeouts.body_idle, Duration::from_secs(60));
     assert_eq!(config.timeouts.header, Duration::from_secs(10));
     assert_eq!(config.timeouts.keep_alive, Duration::from_secs(120));
-    assert_eq!(config.shutdown_grace, Duration::from_secs(30));
+    assert_eq!(config.shutdown.grace, Duration::from_secs(30));
     assert_eq!(config.ranking, config::Ranking::DEFAULT);
     assert_eq!(config.retry.on, config::RetryOn::default());
     let nets: Vec<_> = config.proxy.deny_nets.iter().map(ToString::to_string).collect();

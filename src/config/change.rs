@@ -125,7 +125,7 @@ fn sections(old: &Config, new: &Config) -> Vec<String> {
         ("queue", old.queue != new.queue),
         ("retry", old.retry != new.retry),
         ("timeouts", old.timeouts != new.timeouts),
-        ("shutdown", old.shutdown_grace != new.shutdown_grace),
+        ("shutdown", old.shutdown != new.shutdown),
         ("ranking", old.ranking != new.ranking),
         ("proxy", proxy(old) != proxy(new)),
         ("scrub", old.compressed != new.compressed),

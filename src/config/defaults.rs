@@ -5,10 +5,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig};
-use super::{QueueConfig, RetryConfig, RetryOn, StoreConfig, StoreUrl, Timeouts, WebSocketConfig};
+use super::{
+    QueueConfig, RetryConfig, RetryOn, ShutdownConfig, StoreConfig, StoreUrl, Timeouts, WebSocketConfig,
+};
 
-/// `shutdown.grace`.
-pub(super) const GRACE: Duration = Duration::from_secs(30);
+/// `[shutdown]`.
+pub(super) const SHUTDOWN: ShutdownConfig =
+    ShutdownConfig { grace: Duration::from_secs(30), linger: Duration::ZERO };
 
 /// `[lease]`.
 pub(super) const LEASE: LeaseConfig = LeaseConfig {

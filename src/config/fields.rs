@@ -35,7 +35,7 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
     ("queue", &["max_wait", "max_waiting"]),
     ("retry", &["max_attempts", "max_body", "max_total", "on"]),
     ("timeouts", &["connect", "first_byte", "idle", "body_idle", "header", "keep_alive"]),
-    ("shutdown", &["grace"]),
+    ("shutdown", &["grace", "linger"]),
     (
         "ranking",
         &[

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use toml::de::DeTable;
 
@@ -17,8 +16,8 @@ use super::providers::Providers;
 use super::stamps::Stamps;
 use super::tree::{Field, Page, Table, dir_of};
 use super::{
-    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, defaults, fields, keys,
-    sections, store, users,
+    AppConfig, Compressed, Config, KeyConfig, Listen, Provider, ca, catalogue, fields, keys, sections, store,
+    users,
 };
 use crate::model::{AppName, ProviderName, Secret};
 
@@ -141,7 +140,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         queue: sections::queue(&root.section("queue")),
         retry: sections::retry(&root.section("retry")),
         timeouts: sections::timeouts(&root.section("timeouts")),
-        shutdown_grace: root.section("shutdown").duration("grace", defaults::GRACE, Duration::ZERO).value,
+        shutdown: sections::shutdown(page, &root.section("shutdown")),
         ranking: sections::ranking(&root.section("ranking")),
         intercept: proxy.flag("intercept", true),
         proxy: sections::proxy(&proxy),
@@ -160,6 +159,9 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
             .collect(),
         keys,
         pools: pools.fallbacks,
+        default_pool: None,
+        ca_dir: None,
+        quit: false,
         apps,
         secret_variables: Vec::new(),
         files: Stamps::default(),

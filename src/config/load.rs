@@ -1,14 +1,13 @@
 //! Reading a configuration with all of its secrets, as often as need be.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::commands::{Given, SecretCommand, Secrets};
 use super::errors::Mistake;
-use super::{Config, ConfigError, file, zero};
+use super::{Config, ConfigError, Overrides, file, zero};
 
 /// How long files may take to be read: one may lie on a mount that is gone, or be a pipe without an end.
 const READ: Duration = Duration::from_secs(30);
@@ -26,6 +25,7 @@ pub enum ConfigSource {
 #[derive(Debug)]
 pub struct Loader {
     source: ConfigSource,
+    overrides: Overrides,
     secrets: Secrets,
     adapt: fn(Config) -> Config,
 }
@@ -33,7 +33,15 @@ pub struct Loader {
 impl Loader {
     /// Reads `source`.
     pub fn new(source: ConfigSource) -> Self {
-        Self { source, secrets: Secrets::default(), adapt: |config| config }
+        let (overrides, secrets) = (Overrides::default(), Secrets::default());
+        Self { source, overrides, secrets, adapt: |config| config }
+    }
+
+    /// The same with what the command line says over it.
+    #[must_use]
+    pub fn with(mut self, overrides: Overrides) -> Self {
+        self.overrides = overrides;
+        self
     }
 
     /// From now on passes what is read through `adapt`.
@@ -62,7 +70,7 @@ impl Loader {
     }
 
     async fn load_with(&mut self, only_new: bool) -> Result<Config, ConfigError> {
-        let (config, commands) = match read(&self.source, self.secrets.given()).await {
+        let (config, commands) = match self.read().await {
             Ok(read) => read,
             Err(error) => {
                 self.secrets.put_off();
@@ -71,11 +79,32 @@ impl Loader {
         };
         // Only for a configuration that is sound otherwise is anything run.
         let config = if self.secrets.run_due(commands, &config.secret_variables, only_new).await {
-            read(&self.source, self.secrets.given()).await?.0
+            self.read().await?.0
         } else {
             config
         };
         Ok((self.adapt)(config))
+    }
+
+    /// Files block, and no thread of the runtime may.
+    async fn read(&self) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
+        let (source, overrides, given) = (self.source.clone(), self.overrides.clone(), self.secrets.given());
+        let reading = tokio::task::spawn_blocking(move || read_now(&source, &overrides, &given));
+        let failed = |problem: String| {
+            let name = match &self.source {
+                ConfigSource::File(path) => path.display().to_string(),
+                ConfigSource::Environment => zero::ORIGIN.to_owned(),
+            };
+            ConfigError::of(vec![Mistake::of(&name, problem)])
+        };
+        match tokio::time::timeout(READ, reading).await {
+            Ok(Ok(read)) => read,
+            // A panic's payload could be anything.
+            Ok(Err(_panic)) => Err(failed("could not be read: a mistake of lessor's own".into())),
+            Err(_) => Err(failed(format!(
+                "was not read within {READ:?}: is it, or a file that it names, a pipe or on a mount that is gone?"
+            ))),
+        }
     }
 
     /// The same without running a command, for who needs no secret: keys whose secrets come from one are pending.
@@ -83,7 +112,7 @@ impl Loader {
     /// # Errors
     /// As above.
     pub fn load_without_commands(&self) -> Result<Config, ConfigError> {
-        read_now(&self.source, &Given::none()).map(|(config, _)| (self.adapt)(config))
+        read_now(&self.source, &self.overrides, &Given::none()).map(|(config, _)| (self.adapt)(config))
     }
 
     /// When a command is due, so that the configuration is to be read again; `None` where none ever is.
@@ -102,35 +131,20 @@ impl Loader {
     }
 }
 
-fn read_now(source: &ConfigSource, given: &Given) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
-    let (mut config, commands) = match source {
+fn read_now(
+    source: &ConfigSource,
+    overrides: &Overrides,
+    given: &Given,
+) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
+    let (mut config, mut commands) = match source {
         ConfigSource::File(path) => file::load_given(path, given)?,
         ConfigSource::Environment => (zero::from_environment(&|name| std::env::var(name).ok())?, Vec::new()),
     };
+    overrides.apply(&mut config)?;
+    commands.retain(|command| overrides.serves(&command.provider));
     if config.keys.is_empty() {
         let nothing = "there is no key: every request to a provider will be refused; add [[keys]]";
         config.warnings.push(nothing.into());
     }
     Ok((config, commands))
-}
-
-/// Files block, and no thread of the runtime may.
-async fn read(source: &ConfigSource, given: Arc<Given>) -> Result<(Config, Vec<SecretCommand>), ConfigError> {
-    let own = source.clone();
-    let reading = tokio::task::spawn_blocking(move || read_now(&own, &given));
-    let failed = |problem: String| {
-        let name = match source {
-            ConfigSource::File(path) => path.display().to_string(),
-            ConfigSource::Environment => zero::ORIGIN.to_owned(),
-        };
-        ConfigError::of(vec![Mistake::of(&name, problem)])
-    };
-    match tokio::time::timeout(READ, reading).await {
-        Ok(Ok(read)) => read,
-        // A panic's payload could be anything.
-        Ok(Err(_panic)) => Err(failed("could not be read: a mistake of lessor's own".into())),
-        Err(_) => Err(failed(format!(
-            "was not read within {READ:?}: is it, or a file that it names, a pipe or on a mount that is gone?"
-        ))),
-    }
 }

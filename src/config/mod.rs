@@ -28,6 +28,7 @@ mod file;
 mod format;
 mod keys;
 mod load;
+mod overrides;
 mod paths;
 mod place;
 mod providers;
@@ -48,6 +49,7 @@ pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};
 pub use format::{Format, Unfilled};
 pub use load::{ConfigSource, Loader};
+pub use overrides::Overrides;
 pub use paths::PathPattern;
 pub use place::{Injection, Kind, Place, places};
 pub use reading::{
@@ -77,8 +79,8 @@ pub struct Config {
     pub retry: RetryConfig,
     /// Every wait's bound.
     pub timeouts: Timeouts,
-    /// How long streams may run on after SIGTERM.
-    pub shutdown_grace: Duration,
+    /// How lessor ends.
+    pub shutdown: ShutdownConfig,
     /// How keys are ordered.
     pub ranking: Ranking,
     /// The proxy modes' policy.
@@ -106,6 +108,12 @@ pub struct Config {
     pub keys: Vec<KeyConfig>,
     /// Fallbacks by pool name.
     pub pools: BTreeMap<PoolName, Vec<PoolName>>,
+    /// `--default-pool`: the pool of callers that name none, where they may use it.
+    pub default_pool: Option<PoolName>,
+    /// `--ca-dir`: where the CA's files are written for users other than this one.
+    pub ca_dir: Option<PathBuf>,
+    /// `--quit`: whether `POST /quit` ends the process.
+    pub quit: bool,
     /// Callers; empty: everyone on loopback is `anonymous`.
     pub apps: Vec<AppConfig>,
     /// Every environment variable that some secret was read from; a child must not inherit them.
@@ -238,6 +246,15 @@ pub struct Timeouts {
     pub header: Duration,
     /// How long a client's connection may lie idle between requests.
     pub keep_alive: Duration,
+}
+
+/// `[shutdown]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShutdownConfig {
+    /// The longest time from SIGTERM to the end; what is open then is cut.
+    pub grace: Duration,
+    /// New connections are taken until no client has been connected for so long; zero: none is.
+    pub linger: Duration,
 }
 
 /// `[ranking]`.

@@ -69,17 +69,7 @@ impl Providers {
         for (name, _, field) in section.children() {
             let Some(provider) = self.all.get(name).filter(|p| p.base_url_is_users) else { continue };
             let url = field.value.as_table().and_then(|_| field.open_table()?.get("base_url"));
-            let (Some(url), Some(host)) = (url, provider.base_url.host()) else { continue };
-            let port = provider.base_url.port_u16();
-            let own = listen.proxy.iter().chain([&listen.admin]).find(|own| match own {
-                Address::Tcp(at) => {
-                    port == Some(at.port()) && values::is_loopback_host(host) && {
-                        at.ip().is_unspecified() || values::is_loopback(at.ip())
-                    }
-                }
-                Address::Unix(..) => false,
-            });
-            if let Some(own) = own {
+            if let (Some(url), Some(own)) = (url, own_listener(provider, listen)) {
                 page.refuse(&url.at, format!("{} is lessor's own listener {own}, not a provider", url.path));
             }
         }
@@ -90,6 +80,18 @@ impl Providers {
         let catalogue = self.all.keys().map(ProviderName::as_str);
         catalogue.chain(self.named.iter().map(ProviderName::as_str))
     }
+}
+
+/// The listener of lessor's own that a provider's base URL leads to.
+pub(super) fn own_listener<'l>(provider: &Provider, listen: &'l Listen) -> Option<&'l Address> {
+    let (host, port) = (provider.base_url.host()?, provider.base_url.port_u16());
+    listen.proxy.iter().chain([&listen.admin]).find(|own| match own {
+        Address::Tcp(at) => {
+            let here = at.ip().is_unspecified() || values::is_loopback(at.ip());
+            port == Some(at.port()) && here && values::is_loopback_host(host)
+        }
+        Address::Unix(..) => false,
+    })
 }
 
 /// The provider that every customer has an address of his own at, and the variable that usually tells it.

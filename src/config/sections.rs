@@ -10,7 +10,7 @@ use super::tree::{Field, Page, Table};
 use super::values::{self, SOCKET_MODE};
 use super::{
     Address, Alpn, LeaseConfig, Limits, Listen, OnLost, ProxyConfig, QueueConfig, Ranking, RetryConfig,
-    RetryOn, Strategy, Timeouts, WebSocketConfig, Weights,
+    RetryOn, ShutdownConfig, Strategy, Timeouts, WebSocketConfig, Weights,
 };
 
 /// `[listen]`; `anybody` where no app has a token, so that none can be told apart over TCP.
@@ -176,6 +176,17 @@ fn max_duration(table: &Table<'_>) -> Option<Duration> {
 pub(super) fn websocket(websocket: &Table<'_>) -> WebSocketConfig {
     let idle = websocket.duration("idle", defaults::WEBSOCKET.idle, Duration::from_millis(1)).value;
     WebSocketConfig { idle, max_duration: max_duration(websocket) }
+}
+
+/// `[shutdown]`.
+pub(super) fn shutdown(page: &Page<'_>, shutdown: &Table<'_>) -> ShutdownConfig {
+    let grace = shutdown.duration("grace", defaults::SHUTDOWN.grace, Duration::ZERO).value;
+    let linger = shutdown.duration("linger", defaults::SHUTDOWN.linger, Duration::ZERO);
+    if let Some(at) = linger.at.filter(|_| linger.value > grace) {
+        let (is, most) = (values::spell(linger.value), values::spell(grace));
+        page.refuse(&at, format!("shutdown.linger is {is}, must be at most shutdown.grace ({most})"));
+    }
+    ShutdownConfig { grace, linger: linger.value }
 }
 
 /// `[queue]`.

@@ -135,8 +135,10 @@ pub struct AdminState {
     pub events: Events,
     /// The running proxy.
     pub hands: Arc<dyn Hands>,
-    /// No new work is taken.
+    /// No new work is to be sent here.
     pub draining: Arc<AtomicBool>,
+    /// Cancelled by `POST /quit`; `None` where there is no such path.
+    pub quit: Option<CancellationToken>,
     /// The proxy's listeners, as really bound.
     pub proxy_addresses: Vec<Address>,
     /// When the process started.
@@ -310,6 +312,9 @@ where
 }
 
 fn routes(state: Arc<AdminState>) -> Router {
+    let quits = state.quit.is_some();
+    let there_is = move || format!("there is {WHAT_EXISTS}{}", if quits { "; POST /quit" } else { "" });
+    let quit = if quits { Router::new().route("/quit", post(changes::quit)) } else { Router::new() };
     Router::new()
         .route("/healthz", get(async || text("ok\n")))
         .route("/readyz", get(pages::readyz))
@@ -332,12 +337,10 @@ fn routes(state: Arc<AdminState>) -> Router {
         .route("/v1/keys/{provider}/{id}/check", post(changes::check))
         .route("/v1/leases/{id}", delete(changes::revoke))
         .route("/v1/doctor", post(changes::examine))
-        .fallback(async || {
-            Refusal::new(StatusCode::NOT_FOUND, "not_found", format!("there is {WHAT_EXISTS}"))
-        })
-        .method_not_allowed_fallback(async || {
-            let message = format!("there is {WHAT_EXISTS}");
-            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_denied", message)
+        .merge(quit)
+        .fallback(async move || Refusal::new(StatusCode::NOT_FOUND, "not_found", there_is()))
+        .method_not_allowed_fallback(async move || {
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_denied", there_is())
         })
         .with_state(state)
 }

@@ -25,9 +25,11 @@ mod asked;
 mod call;
 mod drain;
 mod events;
+mod run;
 mod tables;
 
 pub(super) use asked::{examined, reasons};
+pub use run::Run;
 
 use call::{Answer, Call, Endpoint, Tried};
 use drain::Asker;
@@ -160,7 +162,8 @@ impl Options {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve until told to stop.
-    Run,
+    #[command(after_help = run::EXAMPLES)]
+    Run(Box<Run>),
     /// Look for mistakes in the configuration, or read a saved answer by its rules; serve nothing.
     Check(Check),
     /// Run a command with everything set that takes it through lessor, and no key; starts a sidecar

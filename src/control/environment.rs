@@ -83,6 +83,13 @@ pub struct Trust {
 }
 
 impl Trust {
+    /// The files in the directory of `--ca-dir`, where they are.
+    pub fn inside(dir: &Path) -> Option<Self> {
+        let there = |name: &str| Some(dir.join(name)).filter(|file| file.is_file());
+        let (ca, bundle) = (there("ca.pem")?, there("ca-bundle.pem")?);
+        Some(Self { ca, bundle, java: there("ca-bundle.p12"), wgetrc: there("wgetrc") })
+    }
+
     /// The files beside an admin socket, where they are.
     pub fn beside(socket: &Path) -> Option<Self> {
         let (ca, bundle) = (socket.with_extension("ca.pem"), socket.with_extension("ca-bundle.pem"));
@@ -115,7 +122,10 @@ impl Served {
                 .collect(),
             secret_variables: config.secret_variables.clone(),
             apps: config.apps.iter().map(|app| app.name.to_string()).collect(),
-            trust: socket.and_then(Trust::beside),
+            trust: match &config.ca_dir {
+                Some(dir) => Trust::inside(dir),
+                None => socket.and_then(Trust::beside),
+            },
         }
     }
 }

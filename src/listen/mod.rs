@@ -19,7 +19,7 @@ use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioTimer;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -193,7 +193,27 @@ pub struct Conn {
     peer: Peer,
     signals: Arc<Signals>,
     socket: Arc<Socket>,
-    _place: Arc<OwnedSemaphorePermit>,
+    _place: Arc<Place>,
+}
+
+/// A connection's place under the limit, and among those that are open.
+#[derive(Debug)]
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    open: Arc<watch::Sender<usize>>,
+}
+
+impl Place {
+    fn take(permit: OwnedSemaphorePermit, open: Arc<watch::Sender<usize>>) -> Self {
+        open.send_modify(|open| *open += 1);
+        Self { _permit: permit, open }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.send_modify(|open| *open = open.saturating_sub(1));
+    }
 }
 
 impl Conn {
@@ -259,6 +279,8 @@ pub struct Server {
     /// Cut what is still open.
     abort: CancellationToken,
     connections: TaskTracker,
+    /// How many clients are connected.
+    open: Arc<watch::Sender<usize>>,
     /// Certificates for the insides of tunnels; `None` where none is opened.
     authority: Option<Arc<Authority>>,
 }
@@ -273,6 +295,7 @@ impl Server {
             drain: CancellationToken::new(),
             abort: CancellationToken::new(),
             connections: TaskTracker::new(),
+            open: Arc::new(watch::Sender::new(0)),
         }
     }
 
@@ -298,9 +321,23 @@ impl Server {
                 drain: self.drain.clone(),
                 abort: self.abort.clone(),
                 connections: self.connections.clone(),
+                open: self.open.clone(),
                 authority: self.authority.clone(),
             };
             self.connections.spawn(accepting.run(service.clone()));
+        }
+    }
+
+    /// Resolves when no client has been connected for `time` without a break. Cancel safe.
+    pub async fn deserted(&self, time: Duration) {
+        let mut open = self.open.subscribe();
+        loop {
+            // An error would say that nobody counts any more, and this server does.
+            let nobody = open.wait_for(|open| *open == 0).await.is_ok();
+            // Who came and went meanwhile is a change, too.
+            if nobody && tokio::time::timeout(time, open.changed()).await.is_err() {
+                return;
+            }
         }
     }
 
@@ -326,6 +363,7 @@ struct Accepting {
     drain: CancellationToken,
     abort: CancellationToken,
     connections: TaskTracker,
+    open: Arc<watch::Sender<usize>>,
     authority: Option<Arc<Authority>>,
 }
 
@@ -357,7 +395,8 @@ impl Accepting {
             match accepted {
                 Ok((socket, peer)) => {
                     let (signals, socket) = (Arc::new(Signals::new()), Arc::new(socket));
-                    let conn = Conn { peer, signals, socket, _place: Arc::new(place) };
+                    let place = Arc::new(Place::take(place, self.open.clone()));
+                    let conn = Conn { peer, signals, socket, _place: place };
                     self.spawn(conn, service.clone());
                     // The runtime runs the newest task first; in a burst that would let the last of many
                     // connections be served before the first.

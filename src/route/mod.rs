@@ -418,11 +418,15 @@ impl Routes {
 
     fn pool_for(&self, headers: &HeaderMap, app: &AppConfig, keys: &ProviderKeys) -> Result<PoolName, Fault> {
         let asked = steer::<PoolName>(headers, &POOL)?;
-        let default = || app.pools.first().cloned().unwrap_or_else(PoolName::default_pool);
         let allowed = |pool: &PoolName| {
             !self.apps.required()
                 || app.pools.contains(pool)
                 || (app.pools.is_empty() && *pool == PoolName::default_pool())
+        };
+        let default = || {
+            // What a pod says for all of its apps lets none into a pool that is closed to it.
+            let said = self.config.default_pool.as_ref().filter(|pool| allowed(pool));
+            said.or(app.pools.first()).cloned().unwrap_or_else(PoolName::default_pool)
         };
         let pool = asked.unwrap_or_else(default);
         if !allowed(&pool) {

@@ -5,7 +5,7 @@ use axum::response::Response;
 use futures_util::future::join_all;
 use http::StatusCode;
 
-use super::answers::{Path, Query, Refusal};
+use super::answers::{Path, Query, Refusal, text};
 use super::{AdminState, Answered, Asked, CALL, bounded, listed, not_lent};
 use crate::control::doctor::Examined;
 use crate::control::doctor::inside::{self, Patient, Wanted};
@@ -156,6 +156,15 @@ pub(super) async fn revoke(State(state): Asked, Path(id): Path<String>) -> Answe
         answer?;
     }
     Err(unknown())
+}
+
+/// Does what SIGTERM does. The answer comes before the end, for the drain waits for the admin doors, too.
+pub(super) async fn quit(State(state): Asked) -> Response {
+    if let Some(quit) = &state.quit {
+        tracing::info!("told to stop by POST /quit");
+        quit.cancel();
+    }
+    text("stopping\n")
 }
 
 impl AdminState {

@@ -35,6 +35,9 @@ pub(super) fn admit(config: &Config, door: Door, req: &Parts) -> Result<(), Refu
         return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
     let path = req.uri.path();
+    if path == "/quit" && config.quit {
+        return caller_is_here(door);
+    }
     if path == "/v1" || path.starts_with("/v1/") { caller_is_known(config, door, req) } else { Ok(()) }
 }
 
@@ -101,6 +104,18 @@ fn page_is_ours(req: &Parts) -> Result<(), Refusal> {
     }
     let message = "web pages may not call the admin API".into();
     Err(Refusal::new(StatusCode::FORBIDDEN, "origin_denied", message))
+}
+
+/// Who may end the process: whoever shares loopback with it, as the apps of its pod do.
+fn caller_is_here(door: Door) -> Result<(), Refusal> {
+    let here = match door {
+        Door::Unix { same_user } => same_user,
+        Door::Tcp { here, peer } => {
+            here.ip().to_canonical().is_loopback() && peer.ip().to_canonical().is_loopback()
+        }
+    };
+    let message = "/quit is for this machine alone: POST it to the same port of 127.0.0.1";
+    here.then_some(()).ok_or_else(|| Refusal::new(StatusCode::FORBIDDEN, "admin_forbidden", message.into()))
 }
 
 /// Who may see and change keys.

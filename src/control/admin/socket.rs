@@ -9,8 +9,8 @@ use tokio::net::UnixListener;
 
 use crate::config::Address;
 
-/// Where the sidecar that listens at `proxy` puts its admin socket: in `XDG_RUNTIME_DIR`, else for
-/// root in `/run/lessor`, else in a directory of this user's own among the temporary files.
+/// Where the sidecar that listens at `proxy` puts its admin socket: in `XDG_RUNTIME_DIR`, or in a directory of this
+/// user's own there; else for root in `/run/lessor`, else in such a directory among the temporary files.
 ///
 /// For root this makes `/run/lessor` where it can, for only trying tells whether it may be written.
 pub fn socket_path(proxy: &Address) -> PathBuf {
@@ -41,13 +41,24 @@ pub fn socket_paths(proxy: &Address) -> Vec<PathBuf> {
 
 fn runtime_dir(user: u32) -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?);
-    // One that is not ours is left over from another user's session (`su`, `sudo -E`).
-    let about = std::fs::metadata(&dir).ok()?;
-    (dir.is_absolute() && about.is_dir() && about.uid() == user).then_some(dir)
+    let about = std::fs::metadata(&dir).ok().filter(|about| dir.is_absolute() && about.is_dir())?;
+    let is_own = about.uid() == user;
+    if is_own && !is_anybodys(&about) {
+        return Some(dir);
+    }
+    // Volumes of Kubernetes are root's and open to all, save for those that do not have them. Any other that is not
+    // ours is left over from another user's session (`su`, `sudo -E`).
+    let may_write = || rustix::fs::access(&dir, rustix::fs::Access::WRITE_OK).is_ok();
+    ((is_own || about.uid() == 0) && may_write()).then(|| own_part(&dir, user))
+}
+
+/// A directory of this user's own in one that is for many.
+fn own_part(dir: &Path, user: u32) -> PathBuf {
+    dir.join(format!("lessor-{user}"))
 }
 
 fn temp_dir(user: u32) -> PathBuf {
-    std::env::temp_dir().join(format!("lessor-{user}"))
+    own_part(&std::env::temp_dir(), user)
 }
 
 fn file_name(proxy: &Address) -> String {
@@ -108,20 +119,26 @@ fn remove_if_stale(path: &Path) -> io::Result<()> {
 /// Makes `dir` for this user alone, or sees that nobody else can swap files in it.
 fn own_dir(dir: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-        Ok(()) => return Ok(()),
+        // The umask may have taken more away.
+        Ok(()) => return std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)),
         Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
         Err(cause) => return Err(cause),
     }
     let about = std::fs::metadata(dir)?;
     let owners = [0, rustix::process::geteuid().as_raw()];
-    let (shared, sticky) = (about.mode() & 0o022 != 0, about.mode() & 0o1000 != 0);
-    if about.is_dir() && owners.contains(&about.uid()) && (!shared || sticky) {
+    if about.is_dir() && owners.contains(&about.uid()) && !is_anybodys(&about) {
         return Ok(());
     }
     Err(io::Error::new(
         io::ErrorKind::PermissionDenied,
         format!("other users may write to {}; its admin socket could be swapped", dir.display()),
     ))
+}
+
+/// Whether others may take away what is in a directory of this kind, and put something else there.
+fn is_anybodys(about: &std::fs::Metadata) -> bool {
+    let (shared, sticky) = (about.mode() & 0o022 != 0, about.mode() & 0o1000 != 0);
+    shared && !sticky
 }
 
 /// The file of a bound socket, as it was when bound.

@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 
 use crate::config::{
     Alpn, ErrorShape, KeyConfig, LeaseConfig, Limits, Listen, OnLost, Provider, ProxyConfig, QueueConfig,
-    Ranking, RetryConfig, RetryOn, StoreConfig, StoreUrl, Timeouts,
+    Ranking, RetryConfig, RetryOn, ShutdownConfig, StoreConfig, StoreUrl, Timeouts,
 };
 use crate::model::{AppName, FencingToken, Fingerprint, KeyStatus, LeaseId, OwnerId, PoolName, Secret};
 use crate::store::memory::MemoryStore;
@@ -71,7 +71,7 @@ pub(in crate::control) fn config() -> Config {
             header: second,
             keep_alive: second,
         },
-        shutdown_grace: second,
+        shutdown: ShutdownConfig { grace: second, linger: Duration::ZERO },
         ranking: Ranking::DEFAULT,
         proxy: ProxyConfig { tunnel_other_hosts: true, deny_nets: Vec::new(), alpn: vec![Alpn::Http1] },
         limits: Limits { max_connections: 64, max_header_bytes: 1 << 16, max_headers: 100, max_streams: 200 },
@@ -81,6 +81,9 @@ pub(in crate::control) fn config() -> Config {
         host_patterns: Vec::new(),
         keys: vec![key("openai-a"), key("openai-b")],
         pools: BTreeMap::from([(PoolName::default_pool(), vec![PoolName::parse("vip").unwrap()])]),
+        default_pool: None,
+        ca_dir: None,
+        quit: false,
         apps: Vec::new(),
         secret_variables: vec!["OPENAI_API_KEY".into()],
         files: crate::config::Stamps::default(),
@@ -393,6 +396,7 @@ fn state(config: Config, store: Arc<dyn Store>, hands: &Arc<FakeHands>) -> Admin
         events: Events::new(),
         hands: hands.clone(),
         draining: Arc::new(AtomicBool::new(false)),
+        quit: None,
         proxy_addresses: vec![Address::Tcp("127.0.0.1:40404".parse().unwrap())],
         started: Instant::now(),
         version: "0.0.0",
@@ -997,7 +1001,7 @@ async fn the_openapi_page_describes_every_route_and_no_other() {
     described.sort();
     let mut served: Vec<(String, String)> = include_str!("../admin.rs")
         .lines()
-        .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split_once("\", "))
+        .filter_map(|line| line.split_once(".route(\"")?.1.split_once("\", "))
         .map(|(path, rest)| (path.to_owned(), rest.split('(').next().unwrap().to_owned()))
         .collect();
     served.sort();

@@ -40,7 +40,7 @@ fn options_stand_before_or_after_the_command() {
     let after = parsed_from("lessor run --config a.toml --json").unwrap();
     let before = parsed_from("lessor --json --config a.toml run").unwrap();
     for cli in [after, before] {
-        assert!(matches!(cli.command, Command::Run) && cli.options.json);
+        assert!(matches!(cli.command, Command::Run(_)) && cli.options.json);
         assert_eq!(cli.options.config(), Some(Path::new("a.toml")));
     }
     let empty = Options { config: Some(OsString::new()), admin: Some(" ".into()), json: false };

@@ -2,11 +2,12 @@
 //!
 //! wget reads no variable that names certificates, but one that names its settings: they are a file more.
 //!
-//! Only certificates are written, never a key. Each file is replaced whole: a client that reads it
+//! They stand beside the admin socket, where this user alone reads them, or in a directory that was named for all to
+//! read: the apps of a pod run as other users. Only certificates are written, never a key. Each file is replaced whole: a client that reads it
 //! while it is renewed sees the old one or the new one.
 
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -32,7 +33,13 @@ pub struct CaPaths {
     pub wgetrc: PathBuf,
     /// The same as the bundle, as Java reads it.
     pub java: PathBuf,
+    /// They stay at the end, for those who still run and trust them.
+    stay: bool,
 }
+
+/// What all users may do in a directory of their own to read, and with a file in it.
+const DIR_MODE: u32 = 0o755;
+const FILE_MODE: u32 = 0o644;
 
 impl CaPaths {
     /// Where they are written beside this admin socket, under its name.
@@ -42,7 +49,31 @@ impl CaPaths {
             bundle: socket.with_extension("ca-bundle.pem"),
             wgetrc: socket.with_extension("wgetrc"),
             java: socket.with_extension("ca-bundle.p12"),
+            stay: false,
         }
+    }
+
+    /// In `dir`, which is made where it is not there; says so where other users cannot read in it.
+    pub fn inside(dir: &Path) -> io::Result<Self> {
+        match std::fs::create_dir(dir) {
+            Ok(()) => std::fs::set_permissions(dir, std::fs::Permissions::from_mode(DIR_MODE))?,
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
+                // One that is there may be anybody's home: its mode is its owner's to choose.
+                let mode = std::fs::metadata(dir)?.permissions().mode() & 0o777;
+                if mode & 0o005 != 0o005 {
+                    tracing::warn!(dir = %dir.display(), mode = format!("{mode:04o}"),
+                        "users other than this one cannot read the CA's files: chmod 0755 the directory");
+                }
+            }
+            Err(cause) => return Err(cause),
+        }
+        Ok(Self {
+            cert: dir.join("ca.pem"),
+            bundle: dir.join("ca-bundle.pem"),
+            wgetrc: dir.join("wgetrc"),
+            java: dir.join("ca-bundle.p12"),
+            stay: true,
+        })
     }
 
     /// Writes all; says up to which turn of the CA they are current.
@@ -74,7 +105,7 @@ impl CaPaths {
         [&self.cert, &self.bundle, &self.wgetrc, &self.java]
     }
 
-    /// Keeps all as they should be until told to stop, then removes them. `written` is what [`Self::write`]
+    /// Keeps all as they should be until told to stop, then removes those of this process alone. `written` is what [`Self::write`]
     /// said; where it failed, that was told already.
     pub async fn keep(self, authority: Arc<Authority>, mut written: Option<u64>, stop: CancellationToken) {
         let mut told = written.is_none();
@@ -108,7 +139,9 @@ impl CaPaths {
                 Err(_) => {}
             }
         }
-        self.remove();
+        if !self.stay {
+            self.remove();
+        }
     }
 }
 
@@ -149,7 +182,7 @@ fn wget_settings(bundle: &Path) -> String {
     text + &format!("ca_certificate = {}\n", bundle.display())
 }
 
-/// Writes `bytes` beside `path` and moves it there.
+/// Writes `bytes` beside `path` and moves it there. Whoever may open the directory may read it, whatever the umask.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.new", std::process::id()));
@@ -157,7 +190,9 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     // A name that is there already is no file of ours to write through.
     let _ = std::fs::remove_file(&beside);
     let write = || {
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&beside)?;
+        file.set_permissions(std::fs::Permissions::from_mode(FILE_MODE))?;
         file.write_all(bytes)?;
         file.sync_all()?;
         std::fs::rename(&beside, path)
