@@ -112,7 +112,8 @@ on = ["connection"]
 connect = "1s"
 keep_alive = "30s"
 [shutdown]
-grace = "0s"
+grace = "5s"
+linger = "5s"
 [ranking]
 strategy = "fill_first"
 capacity = 3

@@ -313,6 +313,11 @@ impl Lessor {
     pub fn spawn(home: Arc<Home>, args: &[String], env: &[(String, String)]) -> Self {
         let mut command = home.command();
         command.args(args).envs(env.iter().map(|(name, value)| (name, value)));
+        Self::of(home, command)
+    }
+
+    /// Starts it by a command of one's own, which becomes `lessor`.
+    pub fn of(home: Arc<Home>, mut command: std::process::Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (stdout, stderr) = (Arc::default(), Arc::default());

@@ -14,6 +14,7 @@ pub mod lessor;
 pub mod masked;
 pub mod oracle;
 pub mod plays;
+pub mod pod;
 pub mod provider;
 pub mod redis;
 pub mod sandbox;
