@@ -144,24 +144,32 @@ pub(super) fn read(path: &Path, shape: &Shape) -> Result<(Secret, Option<&'stati
     let why = |e: std::io::Error| format!("cannot be read: {e}");
     let file = std::fs::File::open(path).map_err(why)?;
     let meta = file.metadata().map_err(why)?;
+    let warning = warning(&file, &meta);
     let mut bytes = Zeroizing::new(Vec::new());
     file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(why)?;
     if bytes.len() as u64 > LARGEST {
         return Err("is larger than 64 KiB, so no key".into());
     }
     let text = std::str::from_utf8(&bytes).map_err(|_| "is not text".to_owned())?;
-    Ok((shape.take(text)?, warning(&meta)))
+    Ok((shape.take(text)?, warning))
 }
 
 #[cfg(unix)]
-fn warning(meta: &std::fs::Metadata) -> Option<&'static str> {
-    use std::os::unix::fs::PermissionsExt as _;
-    (meta.is_file() && meta.permissions().mode() & 0o004 != 0)
-        .then_some("can be read by every user of this machine; chmod o-r it")
+fn warning(file: &std::fs::File, meta: &std::fs::Metadata) -> Option<&'static str> {
+    use rustix::fs::{StatVfsMountFlags, fstatvfs};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    let open = meta.is_file() && meta.permissions().mode() & 0o004 != 0;
+    // So are the secrets that Kubernetes and Docker mount: they are root's, and a user that is not root reads them by
+    // that bit alone. Who sees them is told by who has the mount, and nobody here could change the mode.
+    let is_mounted = || {
+        let read_only = |about: rustix::fs::StatVfs| about.f_flag.contains(StatVfsMountFlags::RDONLY);
+        meta.uid() != rustix::process::geteuid().as_raw() && fstatvfs(file).is_ok_and(read_only)
+    };
+    (open && !is_mounted()).then_some("can be read by every user of this machine; chmod o-r it")
 }
 
 #[cfg(not(unix))]
-fn warning(_: &std::fs::Metadata) -> Option<&'static str> {
+fn warning(_: &std::fs::File, _: &std::fs::Metadata) -> Option<&'static str> {
     None
 }
 
