@@ -231,11 +231,7 @@ impl Running {
         let upstreams = Frame::upstreams(config, &proxy, &admin, None)?;
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
 
-        let authority = if config.intercept {
-            Some(Arc::new(Authority::new(config.ca.as_ref())?.offering(&config.proxy.alpn)))
-        } else {
-            None
-        };
+        let authority = authority_of(config)?;
         let server = Server::new(config.limits, config.timeouts, authority.clone());
         let frame = Frame {
             ring: ring.clone(),
@@ -347,6 +343,12 @@ async fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
         }
         StoreUrl::Redis(redis) => Ok(Arc::new(RedisStore::open(redis, &config.store.prefix).await?)),
     }
+}
+
+/// What makes certificates for the insides of tunnels, where those are looked into.
+fn authority_of(config: &Config) -> Result<Option<Arc<Authority>>, CaError> {
+    let new = || Ok(Arc::new(Authority::new(config.ca.as_ref())?.offering(&config.proxy.alpn)));
+    config.intercept.then(new).transpose()
 }
 
 async fn bind_proxy(config: &Config) -> Result<(Vec<Listener>, Vec<Address>), BindError> {

@@ -87,11 +87,10 @@ async fn serve_on(server: &Server, shutdown: ShutdownConfig, end: Instant) {
         return;
     }
     let until = end - (shutdown.grace / 10).min(LAST_PART);
-    match timeout_at(until, server.deserted(shutdown.linger)).await {
-        Ok(()) => tracing::info!("no client is connected any more"),
-        Err(_) => {
-            tracing::info!("clients are still connected, and shutdown.grace ends soon: nobody new is served")
-        }
+    if timeout_at(until, server.deserted(shutdown.linger)).await.is_ok() {
+        tracing::info!("no client is connected any more");
+    } else {
+        tracing::info!("clients are still connected, and shutdown.grace ends soon: nobody new is served");
     }
 }
 
