@@ -97,12 +97,12 @@ pub async fn run(config: Config, loader: Loader, on_terminal: bool) -> Result<()
     let config = Arc::new(config);
     let running = Running::start(&config, loader, &mut signals).await?;
     announce(&config, &running, on_terminal);
-    tokio::select! {
-        () = signals.next() => {}
-        () = running.quit.cancelled() => {}
-        () = running.terminal_gone.cancelled() => {}
-    }
-    running.drain(signals).await;
+    let by_signal = tokio::select! {
+        () = signals.next() => true,
+        () = running.quit.cancelled() => false,
+        () = running.terminal_gone.cancelled() => true,
+    };
+    running.drain(signals, by_signal).await;
     Ok(())
 }
 
@@ -123,7 +123,7 @@ pub async fn accompany(config: Config, mut loader: Loader, of: i32) -> Result<()
         () = end => {}
         () = signals.next() => {}
     }
-    running.drain(signals).await;
+    running.drain(signals, true).await;
     Ok(())
 }
 

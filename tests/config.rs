@@ -163,6 +163,7 @@ providers = ["openai"]
     assert_eq!(config.lease.max_duration, Some(Duration::from_secs(7200)));
     assert_eq!(config.lease.on_lost, OnLost::Finish);
     assert_eq!(config.queue.max_wait, Duration::from_millis(500));
+    assert_eq!(config.shutdown.linger, Duration::from_secs(5));
     assert_eq!((config.retry.max_body, config.retry.max_total), (64_000, 1000));
     assert!(config.retry.on.connection && !config.retry.on.overloaded);
     assert_eq!(config.ranking.strategy, config::Strategy::FillFirst);
@@ -191,6 +192,14 @@ config/lessor.toml:3: lease.heartbeat is 45s, must be below lease.ttl (30s), at 
   3 | heartbeat = \"45s\"
     |             ^^^^^";
     assert_eq!(text, want);
+}
+
+#[test]
+fn a_linger_that_the_grace_would_always_cut_short_is_refused() {
+    let text = refused("[shutdown]\ngrace = \"5s\"\nlinger = \"6s\"\n");
+    assert!(
+        text.contains("config/lessor.toml:3: shutdown.linger is 6s, must be at most shutdown.grace (5s)")
+    );
 }
 
 #[test]

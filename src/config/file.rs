@@ -160,6 +160,7 @@ fn read(page: &Page<'_>, root: &Table<'_>, name: &str) -> Config {
         keys,
         pools: pools.fallbacks,
         default_pool: None,
+        upstreams: Vec::new(),
         ca_dir: None,
         quit: false,
         apps,

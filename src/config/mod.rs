@@ -110,6 +110,8 @@ pub struct Config {
     pub pools: BTreeMap<PoolName, Vec<PoolName>>,
     /// `--default-pool`: the pool of callers that name none, where they may use it.
     pub default_pool: Option<PoolName>,
+    /// `--upstreams`: the only providers whose keys are lent; empty: all.
+    pub upstreams: Vec<ProviderName>,
     /// `--ca-dir`: where the CA's files are written for users other than this one.
     pub ca_dir: Option<PathBuf>,
     /// `--quit`: whether `POST /quit` ends the process.

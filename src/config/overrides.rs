@@ -168,6 +168,7 @@ impl Overrides {
                 config.warnings.push(format!("--upstreams names {name}, which has no key here"));
             }
         }
+        config.upstreams.clone_from(&self.upstreams);
         config.keys.retain(|key| self.serves(&key.provider));
         config.providers.retain(|name, _| self.serves(name));
     }

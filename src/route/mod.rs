@@ -455,7 +455,13 @@ impl Routes {
         let mut served: Vec<&str> = with_keys.map(|keys| keys.provider.name.as_str()).collect();
         served.sort_unstable();
         let known = crate::config::catalogue::builtin().get(name);
+        let left_out = || {
+            let only = &self.config.upstreams;
+            let is_known = known.is_some() || self.config.hosts.values().any(|known| known.as_str() == name);
+            is_known && !only.is_empty() && only.iter().all(|only| only.as_str() != name)
+        };
         let hint = match known.and_then(|provider| provider.env.first()) {
+            _ if left_out() => format!("provider `{name}` is not among --upstreams here"),
             Some(variable) => format!("provider `{name}` has no key here; set {variable} or add [[keys]]"),
             None => "the first part of the path names no provider".to_owned(),
         };

@@ -48,8 +48,9 @@ impl Signals {
 }
 
 impl Running {
-    /// Drains; a further signal ends the process at once.
-    pub(super) async fn drain(self, mut signals: Signals) {
+    /// Drains; a second signal ends the process at once. Whoever asked by `POST /quit` sent none: an orchestrator's
+    /// SIGTERM may still come then, and is no impatience.
+    pub(super) async fn drain(self, mut signals: Signals, by_signal: bool) {
         let shutdown = self.config.load().shutdown;
         let end = Instant::now() + shutdown.grace;
         tracing::info!(
@@ -74,9 +75,15 @@ impl Running {
             self.admin_tasks.close();
             let _ = timeout(CLOSE, self.admin_tasks.wait()).await;
         };
+        let impatience = async {
+            if !by_signal {
+                signals.next().await;
+            }
+            signals.next().await;
+        };
         tokio::select! {
             () = ending => tracing::info!("stopped"),
-            () = signals.next() => tracing::warn!("stopped at once by a second signal"),
+            () = impatience => tracing::warn!("stopped at once by a second signal"),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, unused_imports, clippy::print_stderr, clippy::print_stdout)] // each test crate uses its part
 
+pub mod ca_files;
 pub mod client;
 pub mod fault;
 pub mod fleet;

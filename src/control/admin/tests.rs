@@ -82,6 +82,7 @@ pub(in crate::control) fn config() -> Config {
         keys: vec![key("openai-a"), key("openai-b")],
         pools: BTreeMap::from([(PoolName::default_pool(), vec![PoolName::parse("vip").unwrap()])]),
         default_pool: None,
+        upstreams: Vec::new(),
         ca_dir: None,
         quit: false,
         apps: Vec::new(),
