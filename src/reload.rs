@@ -19,6 +19,7 @@ use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::config::roots::{self, Roots};
 use crate::config::{Change, Config, ConfigError, Loader, OnDisk, Stamps};
 use crate::events::{Events, What};
 use crate::fleet::Fleet;
@@ -41,7 +42,12 @@ const NO_KEY: &str =
     "it has no key any more, so no request would be served; if that is meant, SIGHUP takes it";
 
 /// Takes a new configuration into the running process, or says why it cannot.
-pub type Take = Box<dyn Fn(&Arc<Config>) -> Result<(), String> + Send + Sync>;
+pub type Take = Box<dyn Fn(&Arc<Config>, &Roots) -> Result<(), String> + Send + Sync>;
+
+/// The system's roots, as they are by now, read where nothing is served meanwhile.
+async fn read_roots() -> Roots {
+    tokio::task::spawn_blocking(roots::read).await.unwrap_or_default()
+}
 
 /// Keeps the configuration current.
 pub struct Reload {
@@ -132,7 +138,7 @@ impl Reload {
     async fn rotate(&mut self) -> Result<(), String> {
         let taken = match self.loader.load().await {
             Ok(new) if self.runs_by_the_file() && self.current.load().has_secrets_of(&new) => return Ok(()),
-            Ok(new) => self.take(new),
+            Ok(new) => self.take(new, &read_roots().await),
             Err(error) => Err(error.to_string()),
         };
         self.note(&taken);
@@ -149,7 +155,7 @@ impl Reload {
             Ok(new) if new.keys.is_empty() && !asked && !self.current.load().keys.is_empty() => {
                 Err(NO_KEY.into())
             }
-            Ok(new) => self.take(new),
+            Ok(new) => self.take(new, &read_roots().await),
             Err(error) => {
                 let why = error.to_string();
                 self.refused = Some(error);
@@ -186,7 +192,7 @@ impl Reload {
         self.on_disk.store(Arc::new(now));
     }
 
-    fn take(&self, new: Config) -> Result<(), String> {
+    fn take(&self, new: Config, roots: &Roots) -> Result<(), String> {
         let Change {
             config,
             needs_restart,
@@ -199,7 +205,7 @@ impl Reload {
             sections,
         } = self.current.load().followed_by(new);
         let config = Arc::new(config);
-        (self.take)(&config)?;
+        (self.take)(&config, roots)?;
         self.current.store(config.clone());
         self.on_disk.store(Arc::new(OnDisk { refused: None, needs_restart: needs_restart.clone() }));
         self.fleet.reintroduce(enabled);

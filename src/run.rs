@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::config::roots::{self, Roots};
 use crate::config::{self, Address, Config, Loader, OnDisk, StoreUrl};
 use crate::control::admin::{self, AdminState};
 use crate::control::banner::{Doors, banner, open_to};
@@ -147,9 +148,10 @@ impl Frame {
         proxy: &[Address],
         admin: &[Address],
         before: Option<&Upstreams>,
+        roots: &Roots,
     ) -> Result<Arc<Upstreams>, TrustError> {
         let denied = denied(config, proxy, admin);
-        Ok(Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied, before)?))
+        Ok(Arc::new(Upstreams::new(config.providers.values(), config.timeouts, denied, before, roots)?))
     }
 
     fn rooms(&self, config: &Arc<Config>, upstreams: Arc<Upstreams>, before: Option<&Rooms>) -> Rooms {
@@ -171,9 +173,9 @@ impl Frame {
 
     /// Takes another configuration into `walk`. What can fail comes first, so that it is taken whole or not at
     /// all.
-    fn take(&self, walk: &Proxy, config: &Arc<Config>) -> Result<(), TrustError> {
+    fn take(&self, walk: &Proxy, config: &Arc<Config>, roots: &Roots) -> Result<(), TrustError> {
         let before = walk.rooms();
-        let upstreams = Self::upstreams(config, &self.proxy, &self.admin, Some(&before.upstreams))?;
+        let upstreams = Self::upstreams(config, &self.proxy, &self.admin, Some(&before.upstreams), roots)?;
         self.ring.replace(config);
         self.checks.ask_by(upstreams.clone());
         walk.replace(self.rooms(config, upstreams, Some(&before)));
@@ -208,6 +210,7 @@ struct Running {
 impl Running {
     async fn start(config: &Arc<Config>, loader: Loader, signals: &mut Signals) -> Result<Self, RunError> {
         let metrics = Metrics::new();
+        let reading = tokio::task::spawn_blocking(roots::read);
         let store = open_store(config).await?;
         let ring = Arc::new(Ring::new(config));
         let owner = OwnerId::fresh();
@@ -228,7 +231,8 @@ impl Running {
             watcher.begin().await;
         }
         leases.set_witness(Arc::new(watcher.clone()));
-        let upstreams = Frame::upstreams(config, &proxy, &admin, None)?;
+        let roots = reading.await.unwrap_or_default();
+        let upstreams = Frame::upstreams(config, &proxy, &admin, None, &roots)?;
         let checks = Checks::new(ring.clone(), upstreams.clone(), store.clone(), leases.clone());
 
         let authority = authority_of(config)?;
@@ -250,7 +254,7 @@ impl Running {
         let draining = Arc::new(AtomicBool::new(false));
         let socket = bind_socket(&proxy);
         let beside = socket.as_ref().map(|(path, _)| &**path);
-        let publish = |authority| LocalCa::publish(authority, config, beside);
+        let publish = |authority| LocalCa::publish(authority, config, beside, roots);
         let ca = authority.map(publish).transpose()?;
         let quit = CancellationToken::new();
         let state = Arc::new(AdminState {
@@ -281,8 +285,9 @@ impl Running {
         let terminal_gone = CancellationToken::new();
         if let Some(hangup) = signals.hangup.take() {
             let taken = walk.clone();
-            let take =
-                move |config: &Arc<Config>| frame.take(&taken, config).map_err(|error| with_causes(&error));
+            let take = move |config: &Arc<Config>, roots: &Roots| {
+                frame.take(&taken, config, roots).map_err(|error| with_causes(&error))
+            };
             let (current, take) = (current.clone(), Box::new(take));
             let reload = Reload { loader, current, on_disk, take, fleet, events, metrics, refused: None };
             admin_tasks.spawn(reload.run(hangup, stop_admin.clone(), terminal_gone.clone()));
@@ -315,7 +320,7 @@ impl Running {
 pub fn doctors_tools() -> Tools {
     Tools {
         tls: |ca_file| {
-            forward::tls::telling_config(&forward::tls::system_roots(), ca_file)
+            forward::tls::telling_config(&forward::tls::root_store(&roots::read()), ca_file)
                 .map_err(|error| error.to_string())
         },
         holds: |secret, text| Needle::new(secret).mask(text).is_some(),

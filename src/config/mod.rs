@@ -33,6 +33,7 @@ mod paths;
 mod place;
 mod providers;
 mod reading;
+pub mod roots;
 mod secrets;
 mod sections;
 mod stamps;

@@ -19,6 +19,7 @@ use tokio::net::TcpStream;
 use tower::util::MapResponse;
 use tower_service::Service as _;
 
+use crate::config::roots::Roots;
 use crate::config::{Provider, Timeouts};
 use crate::model::{Map, ProviderName};
 
@@ -142,13 +143,14 @@ impl std::fmt::Debug for Upstreams {
 }
 
 impl Upstreams {
-    /// Reads trust and prepares a client for each provider. Dials nothing. Where a provider is as it was in
+    /// Prepares a client for each provider, which trusts the system's `roots`. Dials nothing. Where a provider is as it was in
     /// `before`, so is its client, with the connections it keeps.
     pub fn new<'a>(
         providers: impl Iterator<Item = &'a Arc<Provider>>,
         timeouts: Timeouts,
         denied: Denied,
         before: Option<&Self>,
+        roots: &Roots,
     ) -> Result<Self, tls::TrustError> {
         let known = |provider: &Arc<Provider>| {
             let before = before.filter(|before| before.timeouts == timeouts)?;
@@ -156,7 +158,7 @@ impl Upstreams {
             // Another certificate may stand in the file by now.
             (as_was == provider && provider.ca_file.is_none()).then(|| client.clone())
         };
-        let roots = tls::system_roots();
+        let roots = tls::root_store(roots);
         let mut clients = Map::default();
         for provider in providers {
             if let Some(client) = known(provider) {

@@ -10,6 +10,8 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use crate::config::roots::Roots;
+
 /// Trust could not be set up; the text says for what and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
@@ -26,11 +28,10 @@ pub enum TrustError {
     Setup(#[from] rustls::Error),
 }
 
-/// The roots every provider is checked against.
-pub fn system_roots() -> RootCertStore {
+/// The roots every provider is checked against: the `system`'s, where it has some.
+pub fn root_store(system: &Roots) -> RootCertStore {
     let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    let (added, _ignored) = roots.add_parsable_certificates(found.certs);
+    let (added, _ignored) = roots.add_parsable_certificates(system.iter().cloned());
     if added == 0 {
         tracing::info!("the system has no root certificates; using the bundled ones");
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());

@@ -7,6 +7,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::RunError;
+use crate::config::roots::Roots;
 use crate::config::{CaFiles, Config};
 use crate::control::admin::CaSeen;
 use crate::listen::ca::Authority;
@@ -30,15 +31,16 @@ impl LocalCa {
         authority: Arc<Authority>,
         config: &Config,
         socket: Option<&Path>,
+        roots: Roots,
     ) -> Result<Self, RunError> {
         if let Some(dir) = &config.ca_dir {
             let failed = |cause| RunError::CaDir { dir: dir.clone(), cause };
             let paths = CaPaths::inside(dir).map_err(failed)?;
-            let written = Some(paths.write(&authority).map_err(failed)?);
+            let written = Some(paths.write(&authority, roots).map_err(failed)?);
             return Ok(Self { authority, paths: Some(paths), written });
         }
         let paths = socket.map(CaPaths::beside);
-        let written = match paths.as_ref().map(|paths| (paths, paths.write(&authority))) {
+        let written = match paths.as_ref().map(|paths| (paths, paths.write(&authority, roots))) {
             Some((_, Ok(turn))) => Some(turn),
             Some((paths, Err(error))) => {
                 tracing::warn!(path = %paths.cert.display(), %error, "the CA's files could not be written");

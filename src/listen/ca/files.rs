@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::Authority;
 use super::java::trust_store;
 use super::mint::{CA_NAME, pem_of};
+use crate::config::roots::{self, Roots};
 
 /// Variables by which clients are told what to trust, besides those that the system's roots go by.
 const TRUST_VARIABLES: [&str; 4] =
@@ -76,11 +77,11 @@ impl CaPaths {
         })
     }
 
-    /// Writes all; says up to which turn of the CA they are current.
-    pub fn write(&self, authority: &Authority) -> io::Result<u64> {
+    /// Writes all, with the `system`'s roots; says up to which turn of the CA they are current.
+    pub fn write(&self, authority: &Authority, system: Roots) -> io::Result<u64> {
         let (trusted, turn) = authority.trusted();
         let pem = |all: &[CertificateDer<'_>]| -> String { all.iter().map(|one| pem_of(one)).collect() };
-        let (own, roots) = (pem(&trusted), system_roots());
+        let (own, roots) = (pem(&trusted), usual_roots(system));
         replace(&self.cert, own.as_bytes())?;
         replace(&self.bundle, (pem(&roots) + &own).as_bytes())?;
         replace(&self.wgetrc, wget_settings(&self.bundle).as_bytes())?;
@@ -126,7 +127,7 @@ impl CaPaths {
             }
             let (paths, of) = (self.clone(), authority.clone());
             // The system's roots are some hundred files on some systems: not on a thread that serves.
-            let done = tokio::task::spawn_blocking(move || paths.write(&of)).await;
+            let done = tokio::task::spawn_blocking(move || paths.write(&of, roots::read())).await;
             match done.map_err(io::Error::other).flatten() {
                 Ok(turn) => {
                     tracing::info!(path = %self.cert.display(), "the CA's files were renewed");
@@ -147,8 +148,7 @@ impl CaPaths {
 
 /// The system's roots, and what this process was told that clients trust: `lessor exec` replaces those
 /// variables in a child, and the child must not trust less for it.
-fn system_roots() -> Vec<CertificateDer<'static>> {
-    let mut found = rustls_native_certs::load_native_certs().certs;
+fn usual_roots(mut found: Roots) -> Roots {
     for path in TRUST_VARIABLES.into_iter().filter_map(std::env::var_os).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         // requests takes a directory, too.
@@ -194,7 +194,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
             std::fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&beside)?;
         file.set_permissions(std::fs::Permissions::from_mode(FILE_MODE))?;
         file.write_all(bytes)?;
-        file.sync_all()?;
+        // Not waited for the disk: they are of this process, and made anew by each.
         std::fs::rename(&beside, path)
     };
     write().inspect_err(|_| {

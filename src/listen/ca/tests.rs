@@ -125,7 +125,7 @@ async fn the_files_are_renewed_at_a_turn_and_when_somebody_took_them_away() {
     let (authority, now) = turned_by_hand();
     let authority = Arc::new(authority);
     let paths = files::CaPaths::beside(&dir.path().join("l.sock"));
-    let written = Some(paths.write(&authority).unwrap());
+    let written = Some(paths.write(&authority, crate::config::roots::read()).unwrap());
     let stop = tokio_util::sync::CancellationToken::new();
     let keeping = tokio::spawn(paths.clone().keep(authority.clone(), written, stop.clone()));
     *now.lock().unwrap() += HOUR * 24 * 4;

@@ -72,7 +72,9 @@ impl Bench {
         let config = load_str(&text, "lessor.toml", &|_| Some("sk-secret-of-a".into())).unwrap();
         let ring = Arc::new(Ring::new(&config));
         let denied = Denied { nets: Vec::new(), own: Vec::new(), loopback: false };
-        let upstreams = Upstreams::new(config.providers.values(), config.timeouts, denied, None).unwrap();
+        let no_roots = Vec::new();
+        let upstreams =
+            Upstreams::new(config.providers.values(), config.timeouts, denied, None, &no_roots).unwrap();
         let store = Arc::new(MemoryStore::new());
         let leases = Leases::new(store.clone(), config.lease, config.queue, OwnerId::fresh(), Metrics::new());
         let (provider, key) = (ProviderName::parse("openai").unwrap(), KeyId::parse("a").unwrap());
