@@ -7,6 +7,7 @@ use lessor::config::{self, Config, ConfigError, ConfigSource, Listen, Loader};
 use lessor::control::cli::{self, Cli, Command, Exit, Options};
 use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
+use lessor::control::kubernetes;
 use lessor::explain::{self, Answer};
 use lessor::{logs, process, run};
 
@@ -35,6 +36,10 @@ fn main() -> ExitCode {
             let examined = doctor::doctor(what, &cli.options, listen, settings, run::doctors_tools());
             with_runtime(false, examined).unwrap_or(Exit::Failed.into())
         }
+        Command::Inject(what) => match &what.review {
+            Some(file) => kubernetes::print_review(file, what),
+            None => refuse("error: not yet", Exit::Usage),
+        },
         Command::Version => cli::version(&cli.options),
         Command::Check(cli::Check { schema: true, .. }) => {
             say(config::SCHEMA.trim_end());
