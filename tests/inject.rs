@@ -1,0 +1,177 @@
+//! Pods in, pods out: what `lessor inject` makes of them, by a table and by chance.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
+
+mod inject_world;
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use base64::Engine as _;
+use inject_world::restricted::violations;
+use inject_world::{Case, cases, container, containers, mounts, outcome, values};
+use lessor::control::kubernetes::Answer;
+use serde_json::{Value, json};
+
+fn assert_case(case: &Case, answer: &Answer, pod: &Value) {
+    let (name, expect) = (&case.name, &case.expect);
+    assert_eq!(answer.verdict.as_str(), expect.verdict, "{name}: {answer:?}");
+    assert_eq!(answer.warnings.len(), expect.warnings.len(), "{name}: {:?}", answer.warnings);
+    for (said, part) in answer.warnings.iter().zip(&expect.warnings) {
+        assert!(said.contains(part), "{name}: {part}: {said}");
+    }
+    let refusal = answer.refusal.as_deref().unwrap_or_default();
+    assert!(expect.refusal.iter().all(|part| refusal.contains(part)), "{name}: {refusal}");
+    assert!(!expect.refusal.is_empty() || refusal.is_empty(), "{name}: {refusal}");
+    for (at, value) in &expect.at {
+        assert_eq!(pod.pointer(at).unwrap_or(&Value::Null), value, "{name}: {at} in {pod:#}");
+    }
+    for (of, names) in &expect.env {
+        for (variable, value) in names.as_object().unwrap() {
+            let wanted = if value.is_null() { vec![] } else { vec![value.clone()] };
+            assert_eq!(values(&container(pod, of), variable), wanted, "{name}: {of}: {variable}");
+        }
+    }
+    for (of, names) in &expect.count {
+        for (variable, count) in names.as_object().unwrap() {
+            assert_eq!(
+                json!(values(&container(pod, of), variable).len()),
+                *count,
+                "{name}: {of}: {variable}"
+            );
+        }
+    }
+    if expect.restricted {
+        assert_eq!(violations(pod), [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn every_case_of_the_table_comes_out_as_it_says() {
+    let cases = cases();
+    assert!(cases.len() >= 100, "{} cases", cases.len());
+    for case in &cases {
+        assert!(!case.what.is_empty(), "{}", case.name);
+        let answer = case.answer_to(&case.object);
+        let pod = outcome(&case.object, &answer);
+        assert_case(case, &answer, &pod);
+        assert_sound(case, &answer, &pod);
+    }
+}
+
+/// What holds for every pod there is.
+fn assert_sound(case: &Case, answer: &Answer, after: &Value) {
+    let (name, before) = (&case.name, &case.object);
+    let operations = answer.patch.as_ref().map_or(vec![], |patch| patch.as_array().unwrap().clone());
+    assert!(operations.iter().all(|operation| operation["op"] == "add"), "{name}");
+    assert!(answer.refusal.is_none() || answer.patch.is_none(), "{name}: refused, and patched");
+    if answer.verdict.as_str() == "injected" {
+        let sidecar = container(after, "lessor");
+        for which in ["requests", "limits"] {
+            for what in ["cpu", "memory"] {
+                assert!(sidecar["resources"][which][what].is_string(), "{name}: {which} {what}");
+            }
+        }
+    }
+    if answer.refusal.is_some() {
+        return;
+    }
+    for container in containers(after).iter().filter(|container| container["name"] != "lessor") {
+        let mounts = mounts(container);
+        assert!(!mounts.iter().any(|volume| volume == "lessor-config" || volume == "lessor-run"), "{name}");
+    }
+    // Nothing that the profile refuses is new.
+    let known = violations(before);
+    let new: Vec<_> = violations(after).into_iter().filter(|found| !known.contains(found)).collect();
+    assert_eq!(new, [""; 0], "{name}");
+    // A second pass finds nothing to do, and is silent about it.
+    let again = case.answer_to(after);
+    assert_eq!(again.patch, None, "{name}");
+    assert!(again.refusal.is_none(), "{name}: {again:?}");
+    if answer.verdict.as_str() == "injected" {
+        assert_eq!((again.verdict.as_str(), again.warnings.len()), ("completed", 0), "{name}: {again:?}");
+    }
+}
+
+#[test]
+fn what_comes_out_is_valid_in_strict_mode_for_the_oldest_and_the_newest_kubernetes() {
+    let pods = cases().into_iter().filter_map(|case| {
+        let answer = case.answer_to(&case.object);
+        (answer.patch.is_some()).then(|| outcome(&case.object, &answer))
+    });
+    let pods: Vec<_> = pods.collect();
+    let (good, said) = validate(&pods);
+    assert!(good, "{said}");
+    assert!(said.contains(&format!("{} objects against 1.29 and 1.", pods.len())), "{said}");
+    // The validator does find what is wrong.
+    let mut wrong = pods[0].clone();
+    wrong["spec"]["initContainers"][0]["restartPolcy"] = json!("Always");
+    assert!(!validate(&[wrong]).0);
+}
+
+fn validate(objects: &[Value]) -> (bool, String) {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = root.join("target/sdk/kubernetes/bin/python");
+    assert!(python.exists(), "{} is missing; ./.ci/setup makes it", python.display());
+    let mut command = Command::new(python);
+    command.arg(root.join("tests/kubernetes/validate.py")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.env("PYTHONDONTWRITEBYTECODE", "1").spawn().unwrap();
+    child.stdin.take().unwrap().write_all(json!(objects).to_string().as_bytes()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    (done.status.success(), String::from_utf8(done.stdout).unwrap())
+}
+
+/// Runs `lessor inject` with a file at its standard input.
+fn command(args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lessor"));
+    command.arg("inject").args(args).env_clear();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // One that refuses its command line does not read it.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let done = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (done.status.code(), text(done.stdout), text(done.stderr))
+}
+
+#[test]
+fn a_review_from_a_file_is_answered_as_the_api_server_would_be() {
+    let case = cases().into_iter().find(|case| case.name == "annotations").unwrap();
+    let (code, said, _) = command(&["--review", "-"], &case.review_of(&case.object).to_string());
+    let review: Value = serde_json::from_str(&said).unwrap();
+    let response = &review["response"];
+    assert_eq!((code, &review["apiVersion"]), (Some(0), &json!("admission.k8s.io/v1")));
+    assert_eq!((&response["uid"], &response["allowed"]), (&json!("annotations"), &json!(true)));
+    assert_eq!(response["patchType"], "JSONPatch");
+    let patch =
+        base64::engine::general_purpose::STANDARD.decode(response["patch"].as_str().unwrap()).unwrap();
+    let patch: Value = serde_json::from_slice(&patch).unwrap();
+    assert_eq!(Some(patch), case.answer_to(&case.object).patch);
+    // A refusal has a message, and nothing else is done.
+    let denied = cases().into_iter().find(|case| case.name == "wrong_mode").unwrap();
+    let (code, said, _) = command(&["--review", "-"], &denied.review_of(&denied.object).to_string());
+    let review: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &review["response"]["allowed"]), (Some(0), &json!(false)));
+    let message = review["response"]["status"]["message"].as_str().unwrap();
+    assert!(message.contains("lessor.dev/mode") && message.contains("base-url, proxy or both"), "{message}");
+    assert!(review["response"].get("patch").is_none());
+}
+
+#[test]
+fn a_pod_from_a_file_is_printed_as_it_would_become() {
+    let case = cases().into_iter().find(|case| case.name == "annotations").unwrap();
+    let (code, said, _) = command(&["--review", "-", "--print-pod"], &case.object.to_string());
+    let pod: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, pod), (Some(0), outcome(&case.object, &case.answer_to(&case.object))));
+    let mut refused = case.object.clone();
+    refused["spec"]["shareProcessNamespace"] = json!(true);
+    let (code, said, why) = command(&["--review", "-", "--print-pod"], &refused.to_string());
+    assert_eq!((code, said.as_str()), (Some(1), ""));
+    assert!(why.contains("shareProcessNamespace"), "{why}");
+    for (text, part) in [("apiVersion: v1", "--dry-run=client -o json"), ("{}", "admission.k8s.io/v1")] {
+        let (code, _, why) = command(&["--review", "-"], text);
+        assert_eq!(code, Some(2), "{why}");
+        assert!(why.contains(part), "{why}");
+    }
+    assert!(command(&["--review", "/nowhere/at/all"], "").2.contains("/nowhere/at/all"));
+    assert!(command(&["--review", "-", "--mode", "transparent"], "").2.contains("base-url, proxy or both"));
+}
