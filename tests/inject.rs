@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 
 use base64::Engine as _;
 use inject_world::restricted::violations;
-use inject_world::{Case, cases, container, containers, mounts, outcome, values};
-use lessor::control::kubernetes::Answer;
+use inject_world::{Case, cases, chance, container, containers, defaults, mounts, outcome, values};
+use lessor::control::kubernetes::{Answer, Request, answer};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn assert_case(case: &Case, answer: &Answer, pod: &Value) {
@@ -72,7 +73,8 @@ fn assert_sound(case: &Case, answer: &Answer, after: &Value) {
             }
         }
     }
-    if answer.refusal.is_some() {
+    if matches!(answer.verdict.as_str(), "skipped" | "denied") {
+        assert_eq!(answer.patch, None, "{name}");
         return;
     }
     for container in containers(after).iter().filter(|container| container["name"] != "lessor") {
@@ -118,6 +120,92 @@ fn validate(objects: &[Value]) -> (bool, String) {
     child.stdin.take().unwrap().write_all(json!(objects).to_string().as_bytes()).unwrap();
     let done = child.wait_with_output().unwrap();
     (done.status.success(), String::from_utf8(done.stdout).unwrap())
+}
+
+/// The variables whose values are lists, which ours are put behind.
+const MERGED: [&str; 3] = ["NO_PROXY", "no_proxy", "JAVA_TOOL_OPTIONS"];
+
+/// Whether `after` is `before` with things added: members, elements at the end, ours behind a list.
+fn only_adds(before: &Value, after: &Value, at: &str) -> Result<(), String> {
+    match (before, after) {
+        (Value::Null, _) => Ok(()), // a list that was null is one that was not there
+        (Value::Object(old), Value::Object(new)) => old.iter().try_for_each(|(key, value)| {
+            let merges = key == "value" && MERGED.iter().any(|name| old.get("name") == Some(&json!(name)));
+            let found = new.get(key).ok_or_else(|| format!("{at}/{key} is gone"))?;
+            let ours = key == "lessor.dev/status" || key == "lessor.dev/injected";
+            if merges && keeps_entries(value, found) || ours {
+                return Ok(());
+            }
+            only_adds(value, found, &format!("{at}/{key}"))
+        }),
+        (Value::Array(old), Value::Array(new)) => {
+            // A native sidecar goes before the others.
+            let first = usize::from(at == "/spec/initContainers" && new.len() > old.len());
+            old.iter().enumerate().try_for_each(|(index, value)| {
+                let found = new.get(index + first).ok_or_else(|| format!("{at}/{index} is gone"))?;
+                only_adds(value, found, &format!("{at}/{index}"))
+            })
+        }
+        _ if before == after => Ok(()),
+        _ => Err(format!("{at} was {before} and is {after}")),
+    }
+}
+
+fn keeps_entries(before: &Value, after: &Value) -> bool {
+    let words = |value: &Value| -> Vec<String> {
+        let text = value.as_str().unwrap_or_default();
+        text.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    };
+    let (old, new) = (words(before), words(after));
+    // An entry that stood twice may stand once.
+    old.iter().all(|word| new.contains(word))
+}
+
+fn names_more_than_once(container: &Value) -> Vec<String> {
+    let env = container["env"].as_array().cloned().unwrap_or_default();
+    let names: Vec<_> = env.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect();
+    let mut twice: Vec<_> =
+        names.iter().filter(|name| names.iter().filter(|other| other == name).count() > 1).cloned().collect();
+    twice.dedup();
+    twice
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_the_pod_the_patch_applies_and_what_the_app_set_stays(
+        pod in chance::pod(),
+        flags in prop::sample::select(vec![vec![], vec!["--mode=both"], vec!["--native=false", "--mode=proxy"]]),
+    ) {
+        let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
+        let case = Case {
+            name: "chance".into(),
+            what: String::new(),
+            flags,
+            request: serde_json::Map::new(),
+            object: pod,
+            expect: serde_json::from_value(json!({ "verdict": "" })).unwrap(),
+        };
+        let answer = case.answer_to(&case.object);
+        let after = outcome(&case.object, &answer);
+        assert_sound(&case, &answer, &after);
+        only_adds(&case.object, &after, "").map_err(TestCaseError::fail)?;
+        for container in containers(&case.object) {
+            let found = inject_world::container(&after, container["name"].as_str().unwrap());
+            prop_assert_eq!(names_more_than_once(&container), names_more_than_once(&found));
+        }
+    }
+
+    #[test]
+    fn whatever_the_json_a_review_of_it_is_answered(text in "[\\[{\"a-z:,0-9}\\]]{0,40}", deep in 0..200_usize) {
+        let _ = Request::read(text.as_bytes());
+        let object: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let object = (0..deep).fold(object, |inner, _| json!({ "metadata": inner, "spec": {} }));
+        for pod in [object.clone(), json!({ "spec": object }), json!({ "spec": { "containers": [object] } })] {
+            let said = answer(&defaults(&[]), &Request::of_pod(pod));
+            prop_assert!(said.refusal.is_some());
+        }
+    }
 }
 
 /// Runs `lessor inject` with a file at its standard input.

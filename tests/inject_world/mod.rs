@@ -1,10 +1,14 @@
 //! Cases of `tests/inject_cases`, and what is asked of every pod that came out.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use clap::Parser;
 use lessor::control::kubernetes::{Answer, Defaults, Inject, Request, answer, patched};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+pub mod chance;
 pub mod restricted;
 
 /// One file.
@@ -71,10 +75,15 @@ struct Line {
     inject: Inject,
 }
 
-/// The injector's settings by its command line.
+/// The injector's settings by its command line, which is read once.
 pub fn defaults(flags: &[String]) -> Defaults {
-    let words = std::iter::once("inject").chain(flags.iter().map(String::as_str));
-    Line::try_parse_from(words).unwrap().inject.defaults(None).unwrap()
+    static READ: Mutex<BTreeMap<Vec<String>, Defaults>> = Mutex::new(BTreeMap::new());
+    let mut read = READ.lock().unwrap();
+    let parse = || {
+        let words = std::iter::once("inject").chain(flags.iter().map(String::as_str));
+        Line::try_parse_from(words).unwrap().inject.defaults(None).unwrap()
+    };
+    read.entry(flags.to_vec()).or_insert_with(parse).clone()
 }
 
 impl Case {

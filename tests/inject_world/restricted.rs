@@ -1,5 +1,7 @@
 //! PodSecurity's `restricted`, read from `tests/kubernetes/restricted.json`.
 
+use std::sync::LazyLock;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -35,11 +37,12 @@ enum Of {
 
 /// What of the pod the profile refuses, one text each.
 pub fn violations(pod: &Value) -> Vec<String> {
-    let profile: Profile =
-        serde_json::from_str(include_str!("../kubernetes/restricted.json")).expect("the rules are readable");
+    static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
+        serde_json::from_str(include_str!("../kubernetes/restricted.json")).expect("the rules are readable")
+    });
     let list = |at: &str| pod.pointer(at).and_then(Value::as_array).cloned().unwrap_or_default();
     let mut found = Vec::new();
-    for rule in &profile.rules {
+    for rule in &PROFILE.rules {
         let things = match rule.of {
             Of::Pod => vec![pod.clone()],
             Of::Container => [list("/spec/initContainers"), list("/spec/containers")].concat(),

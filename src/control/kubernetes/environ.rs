@@ -216,29 +216,30 @@ impl Plan<'_> {
             self.note(&format!("has {name} from elsewhere: it must have 127.0.0.1 in it"));
             return;
         }
-        let merged = self.no_proxy_list();
         for name in pair {
+            let merged = self.no_proxy_list(name);
             match self.container.literal(name) {
                 Some((_, value)) if value == merged => {}
-                Some((at, _)) => self.changes.extended.push((at, merged.clone())),
+                Some((at, _)) => self.changes.extended.push((at, merged)),
                 None => self.set(name, &merged),
             }
         }
     }
 
-    fn no_proxy_list(&self) -> String {
-        let set: Vec<_> = ["no_proxy", "NO_PROXY"]
-            .into_iter()
-            .filter_map(|name| self.container.literal(name))
-            .map(|(_, value)| value)
-            .collect();
-        // Most clients know this only where it stands alone.
-        if set.iter().any(|list| list.trim() == "*") {
+    /// What is to stand in `name`: its own entries, those of its other case, then ours.
+    fn no_proxy_list(&self, name: &str) -> String {
+        let other = if name == "no_proxy" { "NO_PROXY" } else { "no_proxy" };
+        let literal = |name| self.container.literal(name).map(|(_, value)| value);
+        let star = |list: Option<&str>| list.is_some_and(|list| list.trim() == "*");
+        let (own, other) = (literal(name), literal(other));
+        // Most clients know this only where it stands alone: with more beside it, it would mean nothing.
+        if star(own) || own.is_none() && star(other) {
             return "*".into();
         }
-        let own = set.iter().flat_map(|list| list.split(|c: char| c == ',' || c.is_ascii_whitespace()));
+        let set = own.into_iter().chain(other.filter(|list| !star(Some(list))));
+        let set = set.flat_map(|list| list.split(|c: char| c == ',' || c.is_ascii_whitespace()));
         let mut all: Vec<&str> = Vec::new();
-        for entry in own.chain(LOCAL).chain(self.wanted.no_proxy.iter().map(String::as_str)) {
+        for entry in set.chain(LOCAL).chain(self.wanted.no_proxy.iter().map(String::as_str)) {
             if !entry.is_empty() && !all.contains(&entry) {
                 all.push(entry);
             }
@@ -254,7 +255,7 @@ impl Plan<'_> {
         let store = format!("{CA_DIR}/ca-bundle.p12");
         let at = std::net::SocketAddr::from(([127, 0, 0, 1], PROXY_PORT));
         let store = secure.then_some(store.as_ref());
-        let ours = java_options(at, store, &self.no_proxy_list());
+        let ours = java_options(at, store, &self.no_proxy_list("no_proxy"));
         let Some((at, value)) = self.container.literal(JAVA) else {
             if self.container.has_variable(JAVA) {
                 self.note(&format!("has {JAVA} from elsewhere: its JVMs go around lessor"));
