@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         }
         Command::Inject(what) => match &what.review {
             Some(file) => kubernetes::print_review(file, what),
-            None => refuse("error: not yet", Exit::Usage),
+            None => inject(&cli, what, &left),
         },
         Command::Version => cli::version(&cli.options),
         Command::Check(cli::Check { schema: true, .. }) => {
@@ -107,6 +107,27 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
         }
     };
     with_runtime(true, work).unwrap_or_else(|| Exit::Failed.into())
+}
+
+/// `lessor inject`, the webhook.
+fn inject(cli: &Cli, what: &kubernetes::Inject, left: &[String]) -> ExitCode {
+    let json = cli.options.json || !std::io::stderr().is_terminal();
+    // Held to the end: dropping it writes what is still queued.
+    let _lines = match logs::init(Some(json), "info") {
+        Ok(lines) => lines,
+        Err(error) => return refuse(&format!("lessor: no thread could be started: {error}"), Exit::Failed),
+    };
+    for line in left {
+        tracing::warn!("{line}");
+    }
+    match with_runtime(true, kubernetes::serve(what)) {
+        Some(Ok(())) => Exit::Ok.into(),
+        Some(Err(error @ kubernetes::InjectError::Usage(_))) => {
+            refuse(&format!("error: {error}"), Exit::Usage)
+        }
+        Some(Err(error)) => refuse(&format!("lessor: {}", run::with_causes(&error)), Exit::Failed),
+        None => Exit::Failed.into(),
+    }
 }
 
 fn check(cli: &Cli) -> ExitCode {

@@ -7,21 +7,27 @@
 
 use serde_json::{Value, json};
 
+mod certificates;
 mod decide;
+mod doors;
 mod environ;
+mod health;
 mod options;
 mod patch;
 mod pod;
 mod review;
+mod serve;
 mod settings;
 mod sidecar;
 mod values;
+mod webhook;
 
 use decide::Decision;
 pub use options::{Inject, print_review};
 use patch::Patch;
 use pod::{Container, List, Pod};
 pub use review::{Answer, BadReview, Request, Verdict};
+pub use serve::{InjectError, serve};
 pub use settings::{Defaults, Resources};
 use settings::{INJECTED, STATUS, Wanted};
 pub use values::{Level, Mode, Quantity};

@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::Value;
@@ -19,6 +20,11 @@ pub(super) const LONGEST: usize = 8 * 1024 * 1024;
 const IMAGE: &str = concat!("lessor:", env!("CARGO_PKG_VERSION"));
 /// The first Kubernetes with native sidecars switched on.
 const NATIVE_SINCE: (u32, u32) = (1, 29);
+
+/// More of `--linger` is a slip.
+const MOST_LINGER: Duration = Duration::from_mins(5);
+/// What `--look-every` may be.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_mins(10));
 
 /// Whether sidecars are native.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -47,6 +53,14 @@ pub struct Inject {
     /// Where /healthz, /readyz and /metrics are served.
     #[arg(long, value_name = "ADDR", env = "LESSOR_INJECT_HEALTH", default_value = "0.0.0.0:8080")]
     pub health: SocketAddr,
+    /// How long reviews are still taken after SIGTERM, until API servers know that it goes.
+    #[arg(long, value_name = "TIME", env = "LESSOR_INJECT_LINGER", default_value = "5s")]
+    #[arg(value_parser = humantime::parse_duration)]
+    linger: Duration,
+    /// How often certificate files, or the cluster's API, are looked at.
+    #[arg(long, value_name = "TIME", env = "LESSOR_INJECT_LOOK_EVERY", default_value = "5s")]
+    #[arg(value_parser = humantime::parse_duration)]
+    look_every: Duration,
     /// The certificate and key by which it is served.
     #[command(flatten)]
     pub certificate: Certificate,
@@ -134,6 +148,14 @@ pub struct Pods {
 }
 
 impl Inject {
+    pub(super) fn linger(&self) -> Duration {
+        self.linger.min(MOST_LINGER)
+    }
+
+    pub(super) fn look_every(&self) -> Duration {
+        self.look_every.clamp(LOOKS.0, LOOKS.1)
+    }
+
     /// What pods get; `asked` is the cluster's version as its API told it.
     pub fn defaults(&self, asked: Option<(u32, u32)>) -> Result<Defaults, String> {
         let pods = &self.pods;
