@@ -1,5 +1,7 @@
 //! `lessor inject` as a process, and an API server's way of asking it.
 
+#![allow(dead_code)] // each test uses a part
+
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};

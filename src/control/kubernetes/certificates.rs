@@ -165,7 +165,8 @@ impl Files {
                 Err(why) => {
                     let why = crate::run::with_causes(&why);
                     if told.as_ref() != Some(&why) {
-                        let kept = if known.is_some() { "; the one that was read before is kept" } else { "" };
+                        let kept =
+                            if known.is_some() { "; the one that was read before is kept" } else { "" };
                         tracing::warn!("the webhook's certificate is not taken: {why}{kept}");
                         told = Some(why);
                     }

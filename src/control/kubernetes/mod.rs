@@ -8,16 +8,20 @@
 use serde_json::{Value, json};
 
 mod certificates;
+mod cluster;
 mod decide;
 mod doors;
 mod environ;
 mod health;
+mod managed;
+mod mint;
 mod options;
 mod patch;
 mod pod;
 mod review;
 mod serve;
 mod settings;
+mod shared;
 mod sidecar;
 mod values;
 mod webhook;

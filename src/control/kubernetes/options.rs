@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+use super::mint::Terms;
 use super::values::{self, Level, Mode, Quantity};
 use super::{Defaults, Request, Resources, answer, patched};
 use crate::control::cli::{Exit, complain, print};
@@ -25,6 +26,9 @@ const NATIVE_SINCE: (u32, u32) = (1, 29);
 const MOST_LINGER: Duration = Duration::from_mins(5);
 /// What `--look-every` may be.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_mins(10));
+
+/// The shortest life of a certificate, and the longest of a CA.
+const LEAVES: (Duration, Duration) = (Duration::from_secs(6), Duration::from_hours(24 * 3650));
 
 /// Whether sidecars are native.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -96,6 +100,49 @@ pub struct Certificate {
     #[arg(long, value_name = "NAME", env = "LESSOR_INJECT_WEBHOOK_CONFIGURATION")]
     #[arg(value_parser = values::object_name)]
     pub webhook_configuration: Option<String>,
+    /// With --self-managed: how long a CA lives; the next one is published at half of that.
+    #[arg(long, value_name = "TIME", env = "LESSOR_INJECT_CA_LIFE", default_value = "365days")]
+    #[arg(value_parser = humantime::parse_duration)]
+    ca_life: Duration,
+    /// With --self-managed: how long a certificate lives; it is renewed when a third of that is left.
+    #[arg(long, value_name = "TIME", env = "LESSOR_INJECT_LEAF_LIFE", default_value = "7days")]
+    #[arg(value_parser = humantime::parse_duration)]
+    leaf_life: Duration,
+    /// With --self-managed: where the service account's token and CA are.
+    #[arg(long, value_name = "DIR", env = "LESSOR_INJECT_SERVICE_ACCOUNT")]
+    #[arg(default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
+    pub(super) service_account: PathBuf,
+}
+
+impl Certificate {
+    /// The names that `--self-managed` needs.
+    pub(super) fn names(&self) -> Result<[String; 4], String> {
+        let needed = [
+            ("--namespace", &self.namespace),
+            ("--service", &self.service),
+            ("--tls-secret", &self.tls_secret),
+            ("--webhook-configuration", &self.webhook_configuration),
+        ];
+        let missing: Vec<_> =
+            needed.iter().filter(|(_, value)| value.is_none()).map(|(flag, _)| *flag).collect();
+        if !missing.is_empty() {
+            return Err(format!("--self-managed needs {} too", missing.join(", ")));
+        }
+        Ok(needed.map(|(_, value)| value.clone().unwrap_or_default()))
+    }
+
+    /// How long what is made lives.
+    pub(super) fn terms(&self) -> Result<Terms, String> {
+        let terms = Terms { ca: self.ca_life, leaf: self.leaf_life };
+        if terms.leaf < LEAVES.0 || terms.ca > LEAVES.1 || terms.leaf > terms.ca / 4 {
+            return Err(format!(
+                "--leaf-life must be at least {} and a quarter of --ca-life at most, and that {} at most",
+                humantime::format_duration(LEAVES.0),
+                humantime::format_duration(LEAVES.1)
+            ));
+        }
+        Ok(terms)
+    }
 }
 
 /// What pods get unless their annotations say otherwise.
@@ -154,6 +201,11 @@ impl Inject {
 
     pub(super) fn look_every(&self) -> Duration {
         self.look_every.clamp(LOOKS.0, LOOKS.1)
+    }
+
+    /// Whether the cluster's version must be asked for.
+    pub(super) fn must_ask(&self) -> bool {
+        self.pods.native == Native::Auto && self.pods.cluster_version.is_none()
     }
 
     /// What pods get; `asked` is the cluster's version as its API told it.
