@@ -210,8 +210,12 @@ proptest! {
 
 /// Runs `lessor inject` with a file at its standard input.
 fn command(args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
+    command_with(&[], args, stdin)
+}
+
+fn command_with(env: &[(&str, &str)], args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lessor"));
-    command.arg("inject").args(args).env_clear();
+    command.arg("inject").args(args).env_clear().envs(env.iter().copied());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // One that refuses its command line does not read it.
@@ -250,6 +254,16 @@ fn a_pod_from_a_file_is_printed_as_it_would_become() {
     let (code, said, _) = command(&["--review", "-", "--print-pod"], &case.object.to_string());
     let pod: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, pod), (Some(0), outcome(&case.object, &case.answer_to(&case.object))));
+    let plain =
+        json!({ "kind": "Pod", "metadata": {}, "spec": { "containers": [{ "name": "app" }] } }).to_string();
+    let secret = |said: &str| {
+        let pod: Value = serde_json::from_str(said).unwrap();
+        pod["spec"]["volumes"][0]["secret"]["secretName"].clone()
+    };
+    let (_, said, _) = command(&["--review", "-", "--print-pod"], &plain);
+    assert_eq!(secret(&said), "from-the-environment");
+    let (_, said, _) = command(&["--review", "-", "--print-pod", "--secret=flag"], &plain);
+    assert_eq!(secret(&said), "flag");
     let mut refused = case.object.clone();
     refused["spec"]["shareProcessNamespace"] = json!(true);
     let (code, said, why) = command(&["--review", "-", "--print-pod"], &refused.to_string());

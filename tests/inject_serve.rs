@@ -164,6 +164,12 @@ async fn a_pair_that_is_none_is_not_taken_and_a_good_one_is_as_soon_as_it_is_the
         assert_eq!(shown(&api, &injector).await, Some(der(&good)));
         assert_eq!(injector.page("/readyz").await.0, StatusCode::OK);
     }
+    assert!(!injector.log().contains("ends soon"), "{}", injector.log());
+    // One that is near its end is served, and that is told.
+    let late = authority.issue(std::time::SystemTime::now() + Duration::from_secs(600));
+    mounted.put(&late);
+    eventually("it is told", async || injector.log().contains("ends soon").then_some(())).await;
+    assert_eq!(shown(&api, &injector).await, Some(der(&late)));
     mounted.put(&other);
     eventually("it is shown", async || (shown(&api, &injector).await? == der(&other)).then_some(())).await;
 }

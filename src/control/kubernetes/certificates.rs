@@ -6,25 +6,27 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwapOption;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize as _, Zeroizing};
 
 use super::health::Readiness;
 use crate::model::Secret;
 
 /// The largest file that is read as a certificate or a key.
 const LARGEST: u64 = 1 << 20;
-/// How long before its end a certificate is told to be late.
+/// How long before its end a certificate should have been renewed; of a short life it is a tenth.
 const LATE: Duration = Duration::from_hours(48);
 
 /// Why a pair is not taken.
@@ -48,6 +50,8 @@ pub(super) enum CertificateError {
 pub(super) struct Served {
     certified: Arc<CertifiedKey>,
     pub(super) not_after: SystemTime,
+    /// From when on it is late that there is no other.
+    late: SystemTime,
 }
 
 impl Served {
@@ -64,8 +68,10 @@ impl Served {
             .map_err(|_| unread())?;
         let validity = chain.first().and_then(validity).ok_or_else(unread)?;
         let no_key = || CertificateError::NoKey(of.1.into());
-        let der = PrivateKeyDer::from_pem_slice(key.expose().as_bytes()).map_err(|_| no_key())?;
-        let signing = provider().key_provider.load_private_key(der).map_err(|_| no_key())?;
+        let mut der = PrivateKeyDer::from_pem_slice(key.expose().as_bytes()).map_err(|_| no_key())?;
+        let signing = any_supported_type(&der);
+        der.zeroize();
+        let signing = signing.map_err(|_| no_key())?;
         let certified = CertifiedKey::new(chain, signing);
         if certified.keys_match().is_err() {
             return Err(CertificateError::NoPair { chain: of.0.into(), key: of.1.into() });
@@ -73,7 +79,9 @@ impl Served {
         if !(validity.0..validity.1).contains(&now) {
             return Err(CertificateError::NotValidNow(of.0.into()));
         }
-        Ok(Self { certified: Arc::new(certified), not_after: validity.1 })
+        let life = validity.1.duration_since(validity.0).unwrap_or_default();
+        let late = validity.1 - LATE.min(life / 10);
+        Ok(Self { certified: Arc::new(certified), not_after: validity.1, late })
     }
 
     /// What is shown to a client, its own certificate first.
@@ -98,15 +106,19 @@ pub(super) fn provider() -> CryptoProvider {
 
 /// What is served now; each handshake asks anew.
 #[derive(Debug, Default)]
-pub(super) struct Current(ArcSwapOption<Served>);
+pub(super) struct Current {
+    served: ArcSwapOption<Served>,
+    told_late: AtomicBool,
+}
 
 impl Current {
     pub(super) fn put(&self, served: Served) {
-        self.0.store(Some(Arc::new(served)));
+        self.served.store(Some(Arc::new(served)));
+        self.told_late.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn get(&self) -> Option<Arc<Served>> {
-        self.0.load_full()
+        self.served.load_full()
     }
 
     /// The way to serve TLS with whatever is current; HTTP/2 as API servers like it, or HTTP/1.1.
@@ -122,7 +134,7 @@ impl Current {
 
 impl ResolvesServerCert for Current {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.load().as_ref()?.certified.clone())
+        Some(self.served.load().as_ref()?.certified.clone())
     }
 }
 
@@ -216,17 +228,20 @@ fn read(path: &Path) -> Result<Zeroizing<String>, CertificateError> {
     Ok(text)
 }
 
-/// Whether what is current can be served; a renewal that is late is told long before it is too late.
+/// Whether what is current can be served; a renewal that is late is told once, before it is too late.
 pub(super) fn state_of(current: &Current, why: Option<&str>) -> Result<(), String> {
     let because = why.map_or_else(String::new, |why| format!(": {why}"));
     let Some(served) = current.get() else { return Err(format!("there is no certificate yet{because}")) };
-    match served.not_after.duration_since(SystemTime::now()) {
-        Err(_) => Err(format!("the certificate is over{because}")),
-        Ok(left) => {
-            if left < LATE && why.is_some() {
-                tracing::warn!(hours = left.as_secs() / 3600, "the webhook's certificate ends soon");
-            }
-            Ok(())
-        }
+    let now = SystemTime::now();
+    if now >= served.not_after {
+        return Err(format!("the certificate is over{because}"));
     }
+    if now >= served.late && !current.told_late.swap(true, Ordering::Relaxed) {
+        let left = served.not_after.duration_since(now).unwrap_or_default();
+        tracing::warn!(
+            seconds = left.as_secs(),
+            "the webhook's certificate ends soon, and there is no other"
+        );
+    }
+    Ok(())
 }

@@ -25,6 +25,9 @@ use super::health::Readiness;
 use super::mint::Terms;
 use super::shared::{Object, Shared, is_trusted};
 
+/// A CA's certificate.
+type Root = CertificateDer<'static>;
+
 /// How often a lost race is run again before the next look.
 const TRIES: u32 = 8;
 /// The longest wait after failures in a row.
@@ -74,7 +77,7 @@ pub(super) struct Managed {
 #[derive(Default)]
 struct Memory {
     /// The CAs of the Secret, and since when they are these.
-    roots: Option<(Vec<CertificateDer<'static>>, Instant)>,
+    roots: Option<(Vec<Root>, Instant)>,
     /// The text of the certificate that is served.
     leaf: Option<String>,
     /// The last round that could read found it good.
@@ -187,21 +190,9 @@ impl Managed {
     }
 
     /// Has the configuration trust these; what each webhook of ours in it trusts then.
-    async fn publish(
-        &self,
-        roots: &[CertificateDer<'static>],
-        settled: bool,
-    ) -> Result<Vec<Vec<CertificateDer<'static>>>, RoundError> {
-        let all = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
-        let path = format!("{all}/{}", self.configuration);
-        let what = format!("MutatingWebhookConfiguration {}", self.configuration);
+    async fn publish(&self, roots: &[Root], settled: bool) -> Result<Vec<Vec<Root>>, RoundError> {
         for _ in 0..TRIES {
-            let call = Call { method: Method::GET, path: path.clone(), body: None, what: &what };
-            let Reply::Done(body) = self.api.call(call).await? else {
-                return Err(RoundError::NoConfiguration(self.configuration.clone()));
-            };
-            let found: Value = serde_json::from_slice(&body)
-                .map_err(|cause| ApiError::Nonsense { what: what.clone(), cause: cause.to_string() })?;
+            let found = self.configuration().await?;
             let webhooks = self.webhooks(&found);
             if webhooks.is_empty() {
                 let (namespace, service) = (self.namespace.clone(), self.service.clone());
@@ -218,22 +209,43 @@ impl Managed {
                 json!({ "name": name, "clientConfig": { "caBundle": STANDARD.encode(pem_of(wanted)) } })
             });
             // Merged by name, and only into the version that was read.
-            let patch = json!({
+            let change = json!({
                 "metadata": { "resourceVersion": found.pointer("/metadata/resourceVersion") },
                 "webhooks": changed.collect::<Vec<_>>(),
             });
-            let body = Some((PATCH, patch.to_string().into()));
-            let call = Call { method: Method::PATCH, path: path.clone(), body, what: &what };
-            if let Reply::Done(_) = self.api.call(call).await? {
-                tracing::info!(cas = wanted.first().map_or(0, Vec::len), "{what} has the CA");
+            let body = Some((PATCH, change.to_string().into()));
+            if let Reply::Done(_) = self.about_configuration(Method::PATCH, body).await? {
+                let cas = wanted.first().map_or(0, Vec::len);
+                tracing::info!(cas, "MutatingWebhookConfiguration {} has the CA", self.configuration);
                 return Ok(wanted);
             }
         }
         Err(RoundError::Races)
     }
 
+    async fn configuration(&self) -> Result<Value, RoundError> {
+        let name = || self.configuration.clone();
+        let Reply::Done(body) = self.about_configuration(Method::GET, None).await? else {
+            return Err(RoundError::NoConfiguration(name()));
+        };
+        let nonsense =
+            |cause: serde_json::Error| ApiError::Nonsense { what: name(), cause: cause.to_string() };
+        Ok(serde_json::from_slice(&body).map_err(nonsense)?)
+    }
+
+    async fn about_configuration(
+        &self,
+        method: Method,
+        body: Option<(&'static str, bytes::Bytes)>,
+    ) -> Result<Reply, ApiError> {
+        let all = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
+        let path = format!("{all}/{}", self.configuration);
+        let what = format!("MutatingWebhookConfiguration {}", self.configuration);
+        self.api.call(Call { method, path, body, what: &what }).await
+    }
+
     /// The webhooks that call our Service: the name of each, and what it trusts.
-    fn webhooks(&self, configuration: &Value) -> Vec<(String, Vec<CertificateDer<'static>>)> {
+    fn webhooks(&self, configuration: &Value) -> Vec<(String, Vec<Root>)> {
         let all = configuration.get("webhooks").and_then(Value::as_array);
         let ours = all.into_iter().flatten().filter(|webhook| {
             let of = |key: &str| webhook.pointer(&format!("/clientConfig/service/{key}"));
@@ -251,15 +263,9 @@ impl Managed {
 }
 
 /// What a webhook should trust: the Secret's CAs, and until all is settled those that it trusts already.
-fn wanted(
-    present: &[CertificateDer<'static>],
-    roots: &[CertificateDer<'static>],
-    settled: bool,
-    now: SystemTime,
-) -> Vec<CertificateDer<'static>> {
-    let valid = |certificate: &&CertificateDer<'static>| {
-        validity(certificate).is_some_and(|(begin, end)| (begin..end).contains(&now))
-    };
+fn wanted(present: &[Root], roots: &[Root], settled: bool, now: SystemTime) -> Vec<Root> {
+    let valid =
+        |certificate: &&Root| validity(certificate).is_some_and(|(begin, end)| (begin..end).contains(&now));
     let others = present.iter().filter(|present| !roots.contains(present) && !settled).filter(valid);
     let mut all: Vec<_> = others.cloned().collect();
     let room = MOST.saturating_sub(roots.len());

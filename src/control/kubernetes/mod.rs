@@ -145,19 +145,19 @@ fn complete(pod: Pod<'_>, wanted: &mut Wanted) -> Answer {
 
 /// The environment of one container; whether anything was added.
 fn furnish(container: Container<'_>, wanted: &Wanted, patch: &mut Patch, notes: &mut Vec<String>) -> bool {
-    let mut changes = environ::changes(container, wanted);
-    notes.append(&mut changes.notes);
-    let path = container.path();
+    let mut plan = environ::changes(container, wanted);
+    notes.append(&mut plan.notes);
+    let base = container.path();
     let at = |more: &[&str]| -> Vec<String> {
-        path.iter().cloned().chain(more.iter().map(|step| (*step).to_owned())).collect()
+        base.iter().cloned().chain(more.iter().map(|step| (*step).to_owned())).collect()
     };
-    let entries = changes.entries();
+    let entries = plan.entries();
     let mounted = container
         .mounts()
         .any(|(name, path, _)| name == sidecar::CA_VOLUME && path.trim_end_matches('/') == sidecar::CA_DIR);
-    let mounts = if changes.mounts_ca && !mounted { vec![environ::Changes::ca_mount()] } else { Vec::new() };
-    let changed = !(entries.is_empty() && mounts.is_empty() && changes.extended.is_empty());
-    for (index, value) in changes.extended {
+    let mounts = if plan.mounts_ca && !mounted { vec![environ::Changes::ca_mount()] } else { Vec::new() };
+    let changed = !(entries.is_empty() && mounts.is_empty() && plan.extended.is_empty());
+    for (index, value) in plan.extended {
         patch.add(&at(&["env", &index.to_string(), "value"]), value);
     }
     patch.append(&at(&["env"]), container.has_list("env"), entries);

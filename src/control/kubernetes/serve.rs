@@ -172,6 +172,8 @@ struct Signals(Signal, Signal);
 
 impl Signals {
     fn watch() -> std::io::Result<Self> {
+        // Who watches no files has nothing to read again, and must not end by this all the same.
+        let _ = signal(SignalKind::hangup())?;
         Ok(Self(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
     }
 

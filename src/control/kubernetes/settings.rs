@@ -126,8 +126,8 @@ pub(super) struct Wanted {
     pub(super) pool: Option<PoolName>,
     /// Whose variables are set.
     pub(super) upstreams: Vec<ProviderName>,
-    /// Whether the sidecar serves those alone.
-    pub(super) only_upstreams: bool,
+    /// The providers that the sidecar serves; `None`: all that its Secret names.
+    pub(super) only_upstreams: Option<Vec<ProviderName>>,
     /// The containers that get an environment; `None`: all.
     pub(super) containers: Option<Vec<String>>,
     pub(super) skip_containers: Vec<String>,
@@ -160,8 +160,8 @@ impl Wanted {
             drain: read.or("drain", values::drain, &defaults.drain)?,
             log_level: read.or("log-level", str::parse, &defaults.log_level)?,
             pool: read.get("pool", pool)?.or_else(|| defaults.pool.clone()),
-            only_upstreams: upstreams.is_some(),
-            upstreams: upstreams.unwrap_or_else(|| defaults.upstreams.clone()),
+            upstreams: upstreams.clone().unwrap_or_else(|| defaults.upstreams.clone()),
+            only_upstreams: upstreams,
             containers: read.list("containers", values::container_name)?,
             skip_containers: read.list("skip-containers", values::container_name)?.unwrap_or_default(),
             keep_env: read.list("keep-env", values::variable)?.unwrap_or_default(),

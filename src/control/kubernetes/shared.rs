@@ -152,15 +152,14 @@ impl Shared {
             changed = true;
         }
         let good = before.filter(|before| before.leaf_is_good(&authorities, names, terms, now));
-        let (leaf, leaf_key) = match good {
-            Some(before) => (before.leaf.clone(), before.leaf_key.clone()),
-            None => {
-                changed = true;
-                let lasts = |authority: &&Authority| authority.left(now) >= terms.leaf;
-                // There is at least the one that was pushed.
-                let signer = authorities.iter().find(lasts).or(authorities.last());
-                signer.ok_or(rcgen::Error::CouldNotParseCertificate)?.leaf(names, terms.leaf, now)?
-            }
+        let (leaf, leaf_key) = if let Some(before) = good {
+            (before.leaf.clone(), before.leaf_key.clone())
+        } else {
+            changed = true;
+            let lasts = |authority: &&Authority| authority.left(now) >= terms.leaf;
+            // There is at least the one that was pushed.
+            let signer = authorities.iter().find(lasts).or(authorities.last());
+            signer.ok_or(rcgen::Error::CouldNotParseCertificate)?.leaf(names, terms.leaf, now)?
         };
         Ok(changed.then_some(Self { authorities, leaf, leaf_key }))
     }

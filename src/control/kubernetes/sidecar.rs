@@ -92,8 +92,8 @@ fn args(wanted: &Wanted) -> Vec<String> {
         format!("--linger={}s", if wanted.native { 1 } else { 5.min(wanted.drain) }),
     ];
     args.extend(wanted.pool.iter().map(|pool| format!("--default-pool={pool}")));
-    if wanted.only_upstreams {
-        let names: Vec<_> = wanted.upstreams.iter().map(ToString::to_string).collect();
+    if let Some(names) = &wanted.only_upstreams {
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
         args.push(format!("--upstreams={}", names.join(",")));
     }
     if !wanted.native {

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::health::{Meters, page};
 use super::options::LONGEST;
+use super::values::shown;
 use super::{Defaults, answer, pod_name, review};
 
 /// Where reviews are taken.
@@ -81,9 +82,9 @@ impl Webhook {
         let answer = answer(&self.defaults, &request);
         self.meters.reviewed(answer.verdict.as_str());
         tracing::info!(
-            namespace = request.namespace,
-            pod = pod_name(&request),
-            uid = request.uid,
+            namespace = shown(&request.namespace),
+            pod = shown(&pod_name(&request)),
+            uid = shown(&request.uid),
             verdict = answer.verdict.as_str(),
             dry_run = request.dry_run.unwrap_or_default(),
             warnings = answer.warnings.len(),
