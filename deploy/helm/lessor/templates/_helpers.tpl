@@ -112,3 +112,26 @@ runAsUser: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
+
+{{/* A policy bound to the two sets of pods that the webhook has, too: of namespaces that opted in, and of others. */}}
+{{- define "lessor.bindings" -}}
+{{- $ := . -}}
+{{- range $suffix, $optedIn := dict "namespace" true "pod" false }}
+---
+apiVersion: {{ $.api }}
+kind: {{ $.kind }}
+metadata:
+  name: {{ $.policy }}-{{ $suffix }}
+  {{- include "lessor.metadata" (dict "root" $.root) | nindent 2 }}
+spec:
+  policyName: {{ $.policy }}
+  {{- with $.actions }}
+  validationActions: {{ toJson . }}
+  {{- end }}
+  matchResources:
+    namespaceSelector:
+      {{- include "lessor.namespaces" (dict "root" $.root "optedIn" $optedIn) | nindent 6 }}
+    objectSelector:
+      {{- include "lessor.pods" (dict "optedIn" $optedIn) | nindent 6 }}
+{{- end }}
+{{- end -}}
