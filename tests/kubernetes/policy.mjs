@@ -1,10 +1,12 @@
 // Does to pods what an API server does with admission policies: evaluates their expressions, applies the patch,
-// then says what would be refused or warned of. Reads {policies, reviews} from stdin; prints one result for each review.
+// then says what would be refused or warned of. The file that is named has {policies, reviews}; one result for each
+// review is printed.
 //
 // Kubernetes' own additions to CEL are stood in for as little as it takes: its functions below, `variables.x` as
 // a name `variables_x` (so that each has the type that its expression was checked to have), and `Object.…{…}` and
 // `JSONPatch{…}`, which this evaluator cannot construct, as calls with a map. Every expression is checked for types before
 // it runs, with lists and maps of one type as Kubernetes demands.
+import { readFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { isIP } from 'node:net'
 import { pathToFileURL } from 'node:url'
@@ -174,10 +176,8 @@ function applied(object, patch) {
   return pod
 }
 
-async function main() {
-  const chunks = []
-  for await (const chunk of process.stdin) chunks.push(chunk)
-  const { policies, reviews } = JSON.parse(Buffer.concat(chunks))
+function main() {
+  const { policies, reviews } = JSON.parse(readFileSync(process.argv[2]))
   const of = (kind) => policies.filter((policy) => policy.kind === kind)
   const actions = new Map(
     of('ValidatingAdmissionPolicyBinding').map((one) => [one.spec.policyName, one.spec.validationActions]),
@@ -198,4 +198,4 @@ async function main() {
 }
 
 if (process.argv[2] === 'rewrite') console.log(rewritten(process.argv[3]))
-else await main()
+else main()
