@@ -176,25 +176,55 @@ function applied(object, patch) {
   return pod
 }
 
+/** A label selector; an absent one selects all. */
+function selects(selector, labels) {
+  const exact = Object.entries(selector?.matchLabels ?? {}).every(([key, value]) => labels[key] === value)
+  const rules = {
+    In: ({ key, values }) => values.includes(labels[key]),
+    NotIn: ({ key, values }) => !values.includes(labels[key]),
+    Exists: ({ key }) => key in labels,
+    DoesNotExist: ({ key }) => !(key in labels),
+  }
+  return exact && (selector?.matchExpressions ?? []).every((rule) => rules[rule.operator](rule))
+}
+
+/** The bindings of a policy that bear on a review. */
+function bound(policy, bindings, review) {
+  const resource = ['pods', review.subResource].filter(Boolean).join('/')
+  const concerns = policy.spec.matchConstraints.resourceRules.some(
+    (rule) => rule.operations.includes(review.operation ?? 'CREATE') && rule.resources.includes(resource),
+  )
+  const namespace = { 'kubernetes.io/metadata.name': review.namespace, ...review.namespaceLabels }
+  return bindings.filter(
+    ({ spec }) =>
+      concerns &&
+      spec.policyName === policy.metadata.name &&
+      selects(spec.matchResources?.namespaceSelector, namespace) &&
+      selects(spec.matchResources?.objectSelector, review.object.metadata?.labels ?? {}),
+  )
+}
+
 function main() {
   const { policies, reviews } = JSON.parse(readFileSync(process.argv[2]))
   const of = (kind) => policies.filter((policy) => policy.kind === kind)
-  const actions = new Map(
-    of('ValidatingAdmissionPolicyBinding').map((one) => [one.spec.policyName, one.spec.validationActions]),
+  const compiled = new Map(
+    [...of('MutatingAdmissionPolicy'), ...of('ValidatingAdmissionPolicy')].map((one) => [one, new Policy(one)]),
   )
-  const mutating = of('MutatingAdmissionPolicy').map((policy) => new Policy(policy))
-  const checks = of('ValidatingAdmissionPolicy').map((policy) => ({
-    policy: new Policy(policy),
-    warns: actions.get(policy.metadata.name).includes('Warn'),
-  }))
-  const results = reviews.map(({ object, namespace }) => {
-    const pass = (pod) => mutating.reduce((now, policy) => applied(now, policy.patch(now, namespace)), pod)
-    const pod = pass(fromCel(toCel(object)))
-    const said = (warns) =>
-      checks.filter((check) => check.warns === warns).flatMap((check) => check.policy.failures(pod, namespace))
-    return { pod, again: pass(pod), denied: said(false), warnings: said(true) }
-  })
-  console.log(JSON.stringify(results))
+  const answer = (review) => {
+    const pass = (pod) =>
+      of('MutatingAdmissionPolicy')
+        .filter((one) => bound(one, of('MutatingAdmissionPolicyBinding'), { ...review, object: pod }).length > 0)
+        .reduce((now, one) => applied(now, compiled.get(one).patch(now, review.namespace)), pod)
+    const pod = pass(fromCel(toCel(review.object)))
+    const said = (action) =>
+      of('ValidatingAdmissionPolicy').flatMap((one) => {
+        const bindings = bound(one, of('ValidatingAdmissionPolicyBinding'), { ...review, object: pod })
+        const acts = bindings.some(({ spec }) => spec.validationActions.includes(action))
+        return acts ? compiled.get(one).failures(pod, review.namespace) : []
+      })
+    return { pod, again: pass(pod), denied: said('Deny'), warnings: said('Warn') }
+  }
+  console.log(JSON.stringify(reviews.map(answer)))
 }
 
 if (process.argv[2] === 'rewrite') console.log(rewritten(process.argv[3]))

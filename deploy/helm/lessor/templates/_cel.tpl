@@ -199,9 +199,9 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 # A pod that has its sidecar is completed in the mode that it has.
 - name: way
   expression: >-
-    variables.ours && variables.ann['lessor.dev/status'].contains('"mode":"base-url"') ? 'base-url'
-    : variables.ours && variables.ann['lessor.dev/status'].contains('"mode":"proxy"') ? 'proxy'
-    : variables.ours && variables.ann['lessor.dev/status'].contains('"mode":"both"') ? 'both' : variables.mode
+    variables.ours && variables.ann['lessor.dev/status'].matches('"mode" *: *"base-url"') ? 'base-url'
+    : variables.ours && variables.ann['lessor.dev/status'].matches('"mode" *: *"proxy"') ? 'proxy'
+    : variables.ours && variables.ann['lessor.dev/status'].matches('"mode" *: *"both"') ? 'both' : variables.mode
 - name: base
   expression: "variables.way != 'proxy'"
 - name: proxy
@@ -266,13 +266,13 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     'secure': dyn(variables.proxy && {{ $pairs.https_proxy }} && {{ $pairs.HTTPS_PROXY }}),
     'excepts': dyn((variables.proxy || ['http_proxy', 'HTTP_PROXY', 'https_proxy', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY'].exists(n, n in a.names))
     && ['no_proxy', 'NO_PROXY'].all(n, !(n in variables.keep) && (!(n in a.names) || a.lits.exists(l, l.startsWith(n + '=')))))})
-# Java's own words for the same; nonProxyHosts knows no networks and no $(NAME).
+# Java's own words for the same; nonProxyHosts knows no networks.
 - name: javas
   expression: >-
     variables.proxied.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'except': dyn(a.except),
     'plain': dyn(a.plain), 'secure': dyn(a.secure), 'excepts': dyn(a.excepts),
     'jvm': dyn('-Dhttp.proxyHost=127.0.0.1 -Dhttp.proxyPort=8321 -Dhttp.nonProxyHosts='
-    + a.except.split(',').filter(x, x.matches('^[A-Za-z0-9._:*-]*$'))
+    + a.except.split(',').filter(x, x.matches('^[A-Za-z0-9._:*$()-]*$'))
     .map(x, isIP(x) && x.contains(':') ? '[' + x + ']' : x.startsWith('.') ? '*' + x : x).join('|')
     + (a.secure ? ' -Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=8321 -Djavax.net.ssl.trustStore=/run/lessor/ca/ca-bundle.p12 -Djavax.net.ssl.trustStoreType=PKCS12' : '')),
     'now': dyn(a.lits.filter(l, l.startsWith('JAVA_TOOL_OPTIONS=')).map(l, l.substring(18)))})
