@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::Output;
 
-use inject_world::{Case, cases, outcome};
+use inject_world::{Case, cases, chance, outcome};
 use kubernetes_world::{WITH_POLICIES, release, root, run, said, tool};
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -230,4 +232,36 @@ async fn an_expression_of_a_wrong_type_or_an_unknown_name_does_not_pass() {
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(!done.status.success() && said.contains(word), "{expression}: {said}");
     }
+}
+
+/// Pods by chance, always the same ones: any mix of what an app may have set.
+fn pods(count: usize) -> Vec<Value> {
+    let mut runner = TestRunner::deterministic();
+    (0..count).map(|_| chance::pod().new_tree(&mut runner).unwrap().current()).collect()
+}
+
+#[tokio::test]
+async fn the_policy_gives_the_same_pod_as_the_webhook_whatever_the_pod() {
+    let mut case = cases().into_iter().find(|case| case.name == "label_true").unwrap();
+    let mut refused = 0;
+    for flags in [vec![], vec!["--mode=both"], vec!["--native=false", "--mode=proxy"]] {
+        case.flags = flags.into_iter().map(str::to_owned).collect();
+        let policies = policies(&case.flags).await;
+        let (mut reviews, mut answers) = (Vec::new(), Vec::new());
+        for pod in pods(200) {
+            case.object = kept(&pod);
+            reviews.push(review(&case));
+            let answer = case.answer_to(&case.object);
+            let pod = kept(&outcome(&case.object, &answer));
+            answers.push((answer.refusal, pod));
+        }
+        for (result, (refusal, pod)) in evaluated(&policies, &reviews).await.iter().zip(answers) {
+            let denied = result["denied"].as_array().unwrap();
+            assert_eq!(denied.is_empty(), refusal.is_none(), "{denied:?} {refusal:?} {pod:#}");
+            refused += usize::from(refusal.is_some());
+            assert_eq!(result["pod"], pod);
+            assert_eq!(result["again"], pod);
+        }
+    }
+    assert!((50..400).contains(&refused), "{refused} of 600 refused");
 }

@@ -21,6 +21,16 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 !({{ .name }} in variables.keep) && (!({{ .name }} in a.names) || ({{ .pair }}) in a.lits)
 {{- end -}}
 
+{{/* What NO_PROXY is to be in one case, by the lists in that case and in the other. */}}
+{{- define "lessor.cel.except" -}}
+{{ .own }}.exists(v, v.trim() == '*') || ({{ .own }}.size() == 0 && {{ .other }}.exists(v, v.trim() == '*')) ? '*'
+    : [(({{ .own }} + {{ .other }}.filter(v, v.trim() != '*')).join(',')
+    .replace(' ', ',').replace('\t', ',').replace('\n', ',').replace('\r', ',').replace('\f', ',').split(',')
+    + ['localhost', '127.0.0.1', '::1', '.svc', '.cluster.local', '169.254.169.254', '$(KUBERNETES_SERVICE_HOST)']
+    + {{ toJson .more }}).filter(x, x != '')]
+    .map(l, (l.size() > 128 ? l : variables.upTo.filter(i, i < l.size() && l.indexOf(l[i]) == i).map(i, l[i])).join(','))[0]
+{{- end -}}
+
 {{/* The mark that an injector with these settings leaves, as `lessor inject` reckons it. */}}
 {{- define "lessor.cel.hash" -}}
 {{- $s := .Values.sidecar -}}
@@ -241,19 +251,20 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     variables.named.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'mounted': dyn(a.mounted),
     'lits': dyn(a.names.map(n, a.c.env[a.names.lastIndexOf(n)]).filter(e, !has(e.valueFrom))
     .map(e, e.name + '=' + (has(e.value) ? e.value : '')))})
-# All of the app's entries in both cases, then ours, each once; alone, * means all to most clients.
+# A variable's own entries, those of its other case, then ours, each once. Alone, * means all to most clients; with
+# more beside it, it would mean nothing.
 - name: upTo
   expression: {{ until 128 | toJson | toJson }}
-- name: excepted
+- name: lists
   expression: >-
     variables.literal.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted),
-    'own': dyn((a.lits.filter(l, l.startsWith('no_proxy=')) + a.lits.filter(l, l.startsWith('NO_PROXY='))).map(l, l.substring(9)))})
-    .map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted),
-    'except': dyn(a.own.exists(v, v.trim() == '*') ? '*'
-    : [(a.own.join(',').replace(' ', ',').replace('\t', ',').replace('\n', ',').replace('\r', ',').replace('\f', ',').split(',')
-    + ['localhost', '127.0.0.1', '::1', '.svc', '.cluster.local', '169.254.169.254', '$(KUBERNETES_SERVICE_HOST)']
-    + {{ toJson .Values.sidecar.noProxy }}).filter(x, x != '')]
-    .map(l, (l.size() > 128 ? l : variables.upTo.filter(i, i < l.size() && l.indexOf(l[i]) == i).map(i, l[i])).join(','))[0])})
+    'low': dyn(a.lits.filter(l, l.startsWith('no_proxy=')).map(l, l.substring(9))),
+    'up': dyn(a.lits.filter(l, l.startsWith('NO_PROXY=')).map(l, l.substring(9)))})
+- name: excepted
+  expression: >-
+    variables.lists.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted),
+    'low': dyn({{ include "lessor.cel.except" (dict "own" "a.low" "other" "a.up" "more" .Values.sidecar.noProxy) }}),
+    'up': dyn({{ include "lessor.cel.except" (dict "own" "a.up" "other" "a.low" "more" .Values.sidecar.noProxy) }})})
 {{- $pairs := dict }}
 {{- range list "http_proxy" "HTTP_PROXY" "https_proxy" "HTTPS_PROXY" }}
 {{- $_ := set $pairs . (include "lessor.cel.free" (dict "name" (squote .) "pair" (printf "'%s=%s'" . $door))) }}
@@ -261,7 +272,7 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 # Both cases of a proxy variable are one setting.
 - name: proxied
   expression: >-
-    variables.excepted.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'except': dyn(a.except),
+    variables.excepted.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'low': dyn(a.low), 'up': dyn(a.up),
     'plain': dyn(variables.proxy && {{ $pairs.http_proxy }} && {{ $pairs.HTTP_PROXY }}),
     'secure': dyn(variables.proxy && {{ $pairs.https_proxy }} && {{ $pairs.HTTPS_PROXY }}),
     'excepts': dyn((variables.proxy || ['http_proxy', 'HTTP_PROXY', 'https_proxy', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY'].exists(n, n in a.names))
@@ -269,10 +280,10 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 # Java's own words for the same; nonProxyHosts knows no networks.
 - name: javas
   expression: >-
-    variables.proxied.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'except': dyn(a.except),
+    variables.proxied.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'low': dyn(a.low), 'up': dyn(a.up),
     'plain': dyn(a.plain), 'secure': dyn(a.secure), 'excepts': dyn(a.excepts),
     'jvm': dyn('-Dhttp.proxyHost=127.0.0.1 -Dhttp.proxyPort=8321 -Dhttp.nonProxyHosts='
-    + a.except.split(',').filter(x, x.matches('^[A-Za-z0-9._:*$()-]*$'))
+    + a.low.split(',').filter(x, x.matches('^[A-Za-z0-9._:*$()-]*$'))
     .map(x, isIP(x) && x.contains(':') ? '[' + x + ']' : x.startsWith('.') ? '*' + x : x).join('|')
     + (a.secure ? ' -Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=8321 -Djavax.net.ssl.trustStore=/run/lessor/ca/ca-bundle.p12 -Djavax.net.ssl.trustStoreType=PKCS12' : '')),
     'now': dyn(a.lits.filter(l, l.startsWith('JAVA_TOOL_OPTIONS=')).map(l, l.substring(18)))})
@@ -292,13 +303,13 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     ).join('\u0001')).join('\u0001').split('\u0001')
     + (a.plain ? ['http_proxy={{ $door }}', 'HTTP_PROXY={{ $door }}'] : [])
     + (a.secure ? ['https_proxy={{ $door }}', 'HTTPS_PROXY={{ $door }}'] : [])
-    + (a.excepts ? ['no_proxy=' + a.except, 'NO_PROXY=' + a.except] : [])
+    + (a.excepts ? ['no_proxy=' + a.low, 'NO_PROXY=' + a.up] : [])
     + (a.plain || a.secure ? ['NODE_USE_ENV_PROXY=1'] : [])
     + (a.secure ? ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'NODE_EXTRA_CA_CERTS', 'GIT_SSL_CAINFO', 'PIP_CERT', 'DENO_CERT', 'CARGO_HTTP_CAINFO']
     .map(n, n + '=/run/lessor/ca/ca-bundle.pem') + ['SYSTEM_WGETRC=/run/lessor/ca/wgetrc'] : [])
     + (variables.java == 'true' && a.plain ? ['JAVA_TOOL_OPTIONS=' + a.jvm] : []))
     .filter(p, p != '' && !(p.split('=')[0] in a.names) && !(p.split('=')[0] in variables.keep))),
-    'extends': dyn((a.excepts ? ['no_proxy', 'NO_PROXY'].filter(n, n in a.names && !((n + '=' + a.except) in a.lits)).map(n, n + '=' + a.except) : [])
+    'extends': dyn((a.excepts ? ['no_proxy=' + a.low, 'NO_PROXY=' + a.up].filter(p, p.split('=')[0] in a.names && !(p in a.lits)) : [])
     + (variables.java == 'true' && a.plain && !('JAVA_TOOL_OPTIONS' in variables.keep)
     ? a.now.filter(v, !v.contains(a.jvm) && !v.contains('proxyHost')).map(v, 'JAVA_TOOL_OPTIONS=' + (v == '' ? a.jvm : v + ' ' + a.jvm)) : []))})
 # Paths and values of what is added to each container.
@@ -317,9 +328,9 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     ['run', '--config=/etc/lessor/lessor.toml', '--proxy=127.0.0.1:8321', '--admin-ip=$(POD_IP)', '--ca-dir=/run/lessor/ca',
     '--grace=' + string(variables.drain) + 's',
     '--linger=' + (variables.isNative ? '1' : variables.drain < 5 ? string(variables.drain) : '5') + 's']
-    + (variables.pool == '' ? [] : ['--default-pool=' + variables.pool])
+    + (variables.pool != '' ? ['--default-pool=' + variables.pool] : [])
     + ('lessor.dev/upstreams' in variables.ann ? ['--upstreams=' + variables.upstreams.join(',')] : [])
-    + (variables.isNative ? [] : ['--quit'])
+    + (!variables.isNative ? ['--quit'] : [])
 - name: status
   expression: >-
     '{"config":"{{ include "lessor.cel.hash" . }}","mode":"' + variables.mode + '","native":' + variables.native
