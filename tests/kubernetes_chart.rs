@@ -54,7 +54,7 @@ async fn each_way_renders_twice_to_the_same_bytes_and_to_valid_objects_that_hold
         for secret in all_of_kind(&objects, "Secret") {
             // What `helm test` of the policy lends: a word.
             assert_eq!(secret["metadata"]["annotations"]["helm.sh/hook"], "test", "{name}");
-            assert_eq!(secret["stringData"]["placeholder"], "placeholder", "{name}");
+            assert_eq!(secret["stringData"]["placeholder"], "lessor-placeholder", "{name}");
         }
         assert!(!once.contains("tls.key:") && !once.contains("PRIVATE KEY"), "{name}");
         for webhook in all_of_kind(&objects, "MutatingWebhookConfiguration") {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use inject_world::{container, containers, defaults, restricted::violations, values};
 use kubernetes_world::{
     OLDEST_AND_NEWEST, WITH_POLICIES, all_of_kind, chart, kustomize, objects, objects_in, of_kind, release,
-    root, said,
+    root, said, yaml,
 };
 use lessor::control::kubernetes::{Request, answer, patched};
 use serde_json::{Map, Value, json};
@@ -201,6 +201,55 @@ fn nothing_under_deploy_is_without_its_test_and_each_file_says_first_what_it_is(
                 !short.starts_with("deploy/helm") && path.extension().is_some_and(|end| end == "yaml");
             let text = std::fs::read_to_string(&path).unwrap();
             assert!(!is_plain || text.starts_with("# "), "{short:?} does not begin with what it is");
+        }
+    }
+}
+
+fn doc(name: &str) -> String {
+    std::fs::read_to_string(root().join("docs").join(name)).unwrap()
+}
+
+#[test]
+fn the_page_on_kubernetes_lists_every_annotation_that_is_read_and_no_other() {
+    let page = doc("kubernetes.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `lessor.dev/")?.split('`').next());
+    let listed: Vec<_> = rows.collect();
+    assert!(listed.len() > 15, "{listed:?}");
+    let warnings = |annotation: &str| {
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "labels": { "lessor.dev/inject": "true" }, "annotations": { annotation: "?" } },
+            "spec": { "containers": [{ "name": "app", "image": "app:1" }] } });
+        answer(&defaults(&[]), &Request::of_pod(pod)).warnings
+    };
+    for name in &listed {
+        let said = warnings(&format!("lessor.dev/{name}"));
+        assert!(!said.iter().any(|one| one.contains("is not known")), "{said:?}");
+    }
+    // Those that are read stand in one list of the injector's.
+    let source = std::fs::read_to_string(root().join("src/control/kubernetes/settings.rs")).unwrap();
+    let known = source.split("const KNOWN").nth(1).unwrap().split("];").next().unwrap();
+    let known: Vec<_> = known.split('"').skip(1).step_by(2).collect();
+    for name in known {
+        assert!(listed.contains(&name), "the page does not say what lessor.dev/{name} is for");
+    }
+}
+
+#[tokio::test]
+async fn values_and_files_that_the_pages_name_are_there() {
+    let values = yaml(&chart().join("values.yaml")).await;
+    let tables: Vec<_> = values.as_object().unwrap().keys().cloned().collect();
+    for page in [doc("kubernetes.md"), doc("threat-model.md")] {
+        for word in page.split('`').skip(1).step_by(2) {
+            let word = word.split(['=', ':']).next().unwrap();
+            let is_value =
+                word.split_once('.').is_some_and(|(table, _)| tables.iter().any(|one| one == table));
+            if is_value {
+                assert!(!values[word.split('.').next().unwrap()].is_null());
+                assert!(values.pointer(&format!("/{}", word.replace('.', "/"))).is_some(), "{word}");
+            }
+            if word.starts_with("deploy/") || word.starts_with("examples/") {
+                assert!(root().join(word).exists(), "{word}");
+            }
         }
     }
 }
