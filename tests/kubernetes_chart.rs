@@ -33,7 +33,7 @@ fn ways() -> Vec<Way> {
         way("an issuer", OLDEST_AND_NEWEST, &["--set=certificates.mode=certManager", issuer]),
         way("given", OLDEST_AND_NEWEST, &["--set=certificates.mode=given,certificates.secretName=tls", &ca]),
         way("policy", WITH_POLICIES, &["--set=injection.method=policy"]),
-        way("policy in beta", "1.34,1.35", &["--set=injection.method=policy", beta]),
+        way("policy in beta", "1.34,1.35", &["--set=injection.method=policy", beta, "--kube-version=1.34"]),
         way("all else", OLDEST_AND_NEWEST, &[&file("tests/kubernetes/values-all.yaml")]),
     ]
 }
@@ -114,14 +114,17 @@ async fn a_value_of_another_type_or_of_an_unknown_name_is_refused_everywhere() {
 }
 
 #[tokio::test]
-async fn a_mode_that_lacks_its_half_is_refused_with_what_to_set() {
+async fn what_cannot_work_is_refused_with_what_to_set() {
     let lacks_ca = "--set=certificates.mode=given,certificates.secretName=tls";
     for (arg, word) in [
         (lacks_ca, "certificates.given.caBundle must be"),
         ("--set=certificates.mode=given,certificates.given.caBundle=x", "certificates.secretName must name"),
         ("--set=serviceAccount.create=false", "serviceAccount.name must be set"),
+        ("--set=injection.method=policy", "needs Kubernetes 1.36; this is v1.35"),
+        ("--set=injection.method=policy,injection.policy.apiVersion=v1beta1", "1.34; this is v1.33"),
     ] {
-        let done = run(template(&[arg])).await;
+        let version = if arg.contains("v1beta1") { "1.33" } else { "1.35" };
+        let done = run(template(&[arg, "--kube-version", version])).await;
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(!done.status.success() && said.contains(word), "{arg}: {said}");
     }

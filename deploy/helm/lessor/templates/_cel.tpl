@@ -240,16 +240,35 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     + variables.appNames.filter(n, n in variables.chosen).map(n, {
     'path': dyn('/spec/containers/' + string(variables.appNames.indexOf(n))),
     'c': dyn(object.spec.containers[variables.appNames.indexOf(n)])})
+- name: bundles
+  expression: >-
+    ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'NODE_EXTRA_CA_CERTS', 'GIT_SSL_CAINFO', 'PIP_CERT', 'DENO_CERT', 'CARGO_HTTP_CAINFO']
+# Where one of a provider's addresses is the app's own, so are all, and so is its key.
+- name: providers
+  expression: >-
+    variables.upstreams.filter(p, p in variables.keys).map(p, {
+    'addresses': dyn(p in variables.addresses ? variables.addresses[p] : []), 'keys': dyn(variables.keys[p])})
+# The variables that are set, or looked at before others are. Entries of other names are left out from here on: a
+# container may have hundreds, and an expression has a budget.
+- name: minds
+  expression: >-
+    variables.providers.map(u, (u.addresses.map(p, p.split('=')[0]) + u.keys).join('\u0001')).join('\u0001').split('\u0001')
+    + ['http_proxy', 'HTTP_PROXY', 'https_proxy', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY', 'no_proxy', 'NO_PROXY', 'NODE_USE_ENV_PROXY', 'JAVA_TOOL_OPTIONS', 'SYSTEM_WGETRC']
+    + variables.bundles
 - name: named
   expression: >-
     variables.records.map(a, {'path': dyn(a.path), 'c': dyn(a.c),
-    'names': dyn(has(a.c.env) ? a.c.env.map(e, e.name) : []),
+    'entries': dyn(has(a.c.env) ? a.c.env.filter(e, e.name in variables.minds) : []),
     'mounted': dyn(has(a.c.volumeMounts) && a.c.volumeMounts.exists(m, m.name == 'lessor-ca' && m.mountPath.matches('^/run/lessor/ca/*$')))})
-# Values that are written in the pod. Of a name that stands twice the later one counts.
+    .map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'entries': dyn(a.entries), 'mounted': dyn(a.mounted),
+    'names': dyn(a.entries.map(e, e.name))})
+# Values that are written in the pod. Of a name that stands twice the later one counts. One with a character in it
+# that parts lists here is left alone, like one from elsewhere.
 - name: literal
   expression: >-
     variables.named.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'mounted': dyn(a.mounted),
-    'lits': dyn(a.names.map(n, a.c.env[a.names.lastIndexOf(n)]).filter(e, !has(e.valueFrom))
+    'lits': dyn(a.names.map(n, a.entries[a.names.lastIndexOf(n)])
+    .filter(e, !has(e.valueFrom) && !(has(e.value) && e.value.matches('[\u0001\u0002]')))
     .map(e, e.name + '=' + (has(e.value) ? e.value : '')))})
 # A variable's own entries, those of its other case, then ours, each once. Alone, * means all to most clients; with
 # more beside it, it would mean nothing.
@@ -287,16 +306,11 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     .map(x, isIP(x) && x.contains(':') ? '[' + x + ']' : x.startsWith('.') ? '*' + x : x).join('|')
     + (a.secure ? ' -Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=8321 -Djavax.net.ssl.trustStore=/run/lessor/ca/ca-bundle.p12 -Djavax.net.ssl.trustStoreType=PKCS12' : '')),
     'now': dyn(a.lits.filter(l, l.startsWith('JAVA_TOOL_OPTIONS=')).map(l, l.substring(18)))})
-# Where one of a provider's addresses is the app's own, so are all, and so is its key.
-- name: providers
-  expression: >-
-    variables.upstreams.filter(p, p in variables.keys).map(p, {
-    'addresses': dyn(p in variables.addresses ? variables.addresses[p] : []), 'keys': dyn(variables.keys[p])})
 {{- $address := include "lessor.cel.free" (dict "name" "p.split('=')[0]" "pair" "p") }}
 {{- $key := include "lessor.cel.free" (dict "name" "k" "pair" "k + '=lessor-placeholder'") }}
 - name: planned
   expression: >-
-    variables.javas.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'secure': dyn(a.secure), 'jvm': dyn(a.jvm),
+    variables.javas.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted), 'secure': dyn(a.secure),
     'adds': dyn((variables.providers.map(u, (
     (variables.base && u.addresses.all(p, {{ $address }}) ? u.addresses : [])
     + ((variables.proxy || u.addresses.all(p, {{ $address }})) && u.keys.all(k, ({{ $key }}) && !(k in a.names)) ? [u.keys[0] + '=lessor-placeholder'] : [])
@@ -305,8 +319,8 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     + (a.secure ? ['https_proxy={{ $door }}', 'HTTPS_PROXY={{ $door }}'] : [])
     + (a.excepts ? ['no_proxy=' + a.low, 'NO_PROXY=' + a.up] : [])
     + (a.plain || a.secure ? ['NODE_USE_ENV_PROXY=1'] : [])
-    + (a.secure ? ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'NODE_EXTRA_CA_CERTS', 'GIT_SSL_CAINFO', 'PIP_CERT', 'DENO_CERT', 'CARGO_HTTP_CAINFO']
-    .map(n, n + '=/run/lessor/ca/ca-bundle.pem') + ['SYSTEM_WGETRC=/run/lessor/ca/wgetrc'] : [])
+    + (a.secure ? variables.bundles.map(n, n + '=/run/lessor/ca/ca-bundle.pem')
+    + ['SYSTEM_WGETRC=/run/lessor/ca/wgetrc'] : [])
     + (variables.java == 'true' && a.plain ? ['JAVA_TOOL_OPTIONS=' + a.jvm] : []))
     .filter(p, p != '' && !(p.split('=')[0] in a.names) && !(p.split('=')[0] in variables.keep))),
     'extends': dyn((a.excepts ? ['no_proxy=' + a.low, 'NO_PROXY=' + a.up].filter(p, p.split('=')[0] in a.names && !(p in a.lits)) : [])
@@ -319,7 +333,7 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     .join('\u0001').split('\u0001').filter(x, x != '')
 - name: replaced
   expression: >-
-    variables.planned.map(a, a.extends.map(p, a.path + '/env/' + string(a.names.lastIndexOf(p.split('=')[0])) + '/value\u0002' + p.substring(p.indexOf('=') + 1))
+    variables.planned.map(a, a.extends.map(p, a.path + '/env/' + string(a.c.env.map(e, e.name).lastIndexOf(p.split('=')[0])) + '/value\u0002' + p.substring(p.indexOf('=') + 1))
     .join('\u0001')).filter(x, x != '').join('\u0001').split('\u0001').filter(x, x != '')
 - name: mounting
   expression: "variables.planned.filter(a, a.secure && !a.mounted)"
