@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::Output;
 
-use inject_world::{Case, cases, chance, outcome};
+use inject_world::{Case, cases, chance, container, outcome};
 use kubernetes_world::{WITH_POLICIES, release, root, run, said, tool};
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -187,6 +187,15 @@ async fn the_mark_of_the_settings_is_the_same_whoever_made_it() {
     assert!(webhooks.pointer(at).is_some());
     assert_eq!(webhooks.pointer(at), results[0]["pod"].pointer(at));
     assert_eq!(webhooks, results[0]["pod"]);
+}
+
+#[tokio::test]
+async fn a_provider_that_is_named_twice_gives_its_variables_once() {
+    let mut case = cases().into_iter().find(|case| case.name == "label_true").unwrap();
+    case.object["metadata"]["annotations"] = json!({ "lessor.dev/upstreams": "openai, openai" });
+    let results = evaluated(&policies(&[]).await, &[review(&case)]).await;
+    let app = container(&results[0]["pod"], "app");
+    assert_eq!(app["env"].as_array().unwrap().len(), 3, "{app:#}");
 }
 
 #[tokio::test]

@@ -240,13 +240,16 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     + variables.appNames.filter(n, n in variables.chosen).map(n, {
     'path': dyn('/spec/containers/' + string(variables.appNames.indexOf(n))),
     'c': dyn(object.spec.containers[variables.appNames.indexOf(n)])})
+- name: upTo
+  expression: {{ until 128 | toJson | toJson }}
 - name: bundles
   expression: >-
     ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'NODE_EXTRA_CA_CERTS', 'GIT_SSL_CAINFO', 'PIP_CERT', 'DENO_CERT', 'CARGO_HTTP_CAINFO']
 # Where one of a provider's addresses is the app's own, so are all, and so is its key.
 - name: providers
   expression: >-
-    variables.upstreams.filter(p, p in variables.keys).map(p, {
+    [variables.upstreams.filter(p, p in variables.keys)]
+    .map(l, variables.upTo.filter(i, i < l.size() && l.indexOf(l[i]) == i).map(i, l[i]))[0].map(p, {
     'addresses': dyn(p in variables.addresses ? variables.addresses[p] : []), 'keys': dyn(variables.keys[p])})
 # The variables that are set, or looked at before others are. Entries of other names are left out from here on: a
 # container may have hundreds, and an expression has a budget.
@@ -272,8 +275,6 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     .map(e, e.name + '=' + (has(e.value) ? e.value : '')))})
 # A variable's own entries, those of its other case, then ours, each once. Alone, * means all to most clients; with
 # more beside it, it would mean nothing.
-- name: upTo
-  expression: {{ until 128 | toJson | toJson }}
 - name: lists
   expression: >-
     variables.literal.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted),
