@@ -7,6 +7,7 @@ use lessor::config::{self, Config, ConfigError, ConfigSource, Listen, Loader};
 use lessor::control::cli::{self, Cli, Command, Exit, Options};
 use lessor::control::doctor::outside as doctor;
 use lessor::control::exec::{self, Companion};
+use lessor::control::kubernetes;
 use lessor::explain::{self, Answer};
 use lessor::{logs, process, run};
 
@@ -35,6 +36,10 @@ fn main() -> ExitCode {
             let examined = doctor::doctor(what, &cli.options, listen, settings, run::doctors_tools());
             with_runtime(false, examined).unwrap_or(Exit::Failed.into())
         }
+        Command::Inject(what) => match &what.review {
+            Some(file) => kubernetes::print_review(file, what),
+            None => inject(&cli, what, &left),
+        },
         Command::Version => cli::version(&cli.options),
         Command::Check(cli::Check { schema: true, .. }) => {
             say(config::SCHEMA.trim_end());
@@ -111,6 +116,27 @@ fn serve(cli: &Cli, left: &[String]) -> ExitCode {
         }
     };
     with_runtime(true, work).unwrap_or_else(|| Exit::Failed.into())
+}
+
+/// `lessor inject`, the webhook.
+fn inject(cli: &Cli, what: &kubernetes::Inject, left: &[String]) -> ExitCode {
+    let json = cli.options.json || !std::io::stderr().is_terminal();
+    // Held to the end: dropping it writes what is still queued.
+    let _lines = match logs::init(Some(json), "info") {
+        Ok(lines) => lines,
+        Err(error) => return refuse(&format!("lessor: no thread could be started: {error}"), Exit::Failed),
+    };
+    for line in left {
+        tracing::warn!("{line}");
+    }
+    match with_runtime(true, kubernetes::serve(what)) {
+        Some(Ok(())) => Exit::Ok.into(),
+        Some(Err(error @ kubernetes::InjectError::Usage(_))) => {
+            refuse(&format!("error: {error}"), Exit::Usage)
+        }
+        Some(Err(error)) => refuse(&format!("lessor: {}", run::with_causes(&error)), Exit::Failed),
+        None => Exit::Failed.into(),
+    }
 }
 
 fn check(cli: &Cli) -> ExitCode {

@@ -34,7 +34,7 @@ async fn version_names_itself() {
 async fn help_shows_every_command() {
     let home = Home::default();
     let ran = home.run(&["--help"]).await;
-    for command in ["run", "check", "status", "keys", "ready", "version"] {
+    for command in ["run", "check", "status", "keys", "ready", "inject", "version"] {
         assert!(ran.ok().contains(command), "{command}");
         home.run(&[command, "--help"]).await.ok();
     }

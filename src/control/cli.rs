@@ -19,6 +19,7 @@ use crate::control::admin::{self, AppSeen, CaSeen, CheckResult, KeySeen, LeaseSe
 use crate::control::doctor::outside::Doctor;
 use crate::control::environment::Served;
 use crate::control::exec::{Companion, Env, Exec};
+use crate::control::kubernetes::Inject;
 use crate::model::{AppName, KeyId, LeaseId, ProviderName, Secret};
 
 mod asked;
@@ -79,6 +80,17 @@ Examples:
   HTTPS_PROXY=http://127.0.0.1:8321 NODE_USE_ENV_PROXY=1 NODE_EXTRA_CA_CERTS=\"$(lessor ca path)\" node app.mjs
   JAVA_TOOL_OPTIONS=\"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=8321 -Djavax.net.ssl.trustStore=$(lessor ca java)\" java App
   lessor ca print | openssl x509 -noout -dates
+";
+
+const INJECT_EXAMPLES: &str = "\
+Pods ask by label (on them, or on their namespace): lessor.dev/inject: \"true\".
+
+Examples:
+  lessor inject --tls-cert /tls/tls.crt --tls-key /tls/tls.key --namespace lessor
+  lessor inject --self-managed --namespace lessor --service lessor-injector \\
+    --tls-secret lessor-injector-tls --webhook-configuration lessor-injector
+  kubectl get pod app -o json | lessor inject --review - --print-pod
+  lessor inject --review review.json --mode both
 ";
 
 const EXIT_CODES: &str = "\
@@ -178,6 +190,9 @@ pub enum Command {
     /// key which does not come back; and say what to do where not.
     #[command(after_help = DOCTOR)]
     Doctor(Doctor),
+    /// Serve the Kubernetes webhook that gives labelled pods their sidecar, or answer one review from a file.
+    #[command(after_help = INJECT_EXAMPLES)]
+    Inject(Box<Inject>),
     /// Print the version.
     Version,
     /// Something that a running sidecar is asked.
@@ -421,13 +436,13 @@ where
 }
 
 /// To stdout. A reader that has gone (`| head`) is no failure.
-pub(super) fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// To stderr.
-pub(super) fn complain(text: &str) {
+pub(crate) fn complain(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 

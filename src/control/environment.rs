@@ -21,6 +21,7 @@ mod java;
 mod lists;
 mod trust;
 
+pub(super) use java::{merged as merged_java, options as java_options};
 pub use trust::Loss;
 
 /// What SDKs that refuse to start without a key are given.
@@ -31,10 +32,12 @@ pub const SHORTEST_SECRET: usize = 16;
 
 /// Variables that name what a client trusts. Node's adds to the roots that it brings along; the bundle stands
 /// there too, for a company's CA that was named in it, or a root above an operator's CA, must not be lost.
-const TRUST: [&str; 5] =
+pub(super) const TRUST: [&str; 5] =
     ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"];
 /// The variable that names wget's settings.
-const WGET: &str = "SYSTEM_WGETRC";
+pub(super) const WGET: &str = "SYSTEM_WGETRC";
+/// Those of [`TRUST`] that add to what a client trusts by itself; the others replace it.
+pub(super) const ADDS_TRUST: [&str; 1] = ["NODE_EXTRA_CA_CERTS"];
 
 /// What a sidecar serves, as far as a child is concerned: names only, never a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,8 @@
 //!
 //! Nothing here touches a request on its way to a provider. [`admin`] answers, [`cli`] asks, and
 //! [`banner`] says at the start what is served. [`exec`] starts a child with the [`environment`] that takes it
-//! through lessor, and [`doctor`] looks whether all of it works on this machine.
+//! through lessor, and [`doctor`] looks whether all of it works on this machine. [`kubernetes`] gives pods a sidecar
+//! when they are created.
 
 pub mod admin;
 pub mod banner;
@@ -10,3 +11,4 @@ pub mod cli;
 pub mod doctor;
 pub mod environment;
 pub mod exec;
+pub mod kubernetes;

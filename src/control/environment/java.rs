@@ -7,7 +7,7 @@ use std::path::Path;
 pub(super) const STORE: &str = "-Djavax.net.ssl.trustStore=";
 
 /// Options for every JVM. `https` only with a trust store: Java reads no PEM file by itself.
-pub(super) fn options(proxy: SocketAddr, store: Option<&Path>, no_proxy: &str) -> String {
+pub(in crate::control) fn options(proxy: SocketAddr, store: Option<&Path>, no_proxy: &str) -> String {
     let (host, port) = (proxy.ip(), proxy.port());
     let mut options =
         format!("-Dhttp.proxyHost={host} -Dhttp.proxyPort={port} -Dhttp.nonProxyHosts={}", hosts(no_proxy));
@@ -23,7 +23,7 @@ pub(super) fn options(proxy: SocketAddr, store: Option<&Path>, no_proxy: &str) -
 }
 
 /// `now` with ours behind it; `None` where it names a proxy of its own.
-pub(super) fn merged(now: &str, ours: &str, overrides: bool) -> Option<String> {
+pub(in crate::control) fn merged(now: &str, ours: &str, overrides: bool) -> Option<String> {
     if now.contains(ours) {
         return Some(now.to_owned());
     }
@@ -36,7 +36,8 @@ pub(super) fn merged(now: &str, ours: &str, overrides: bool) -> Option<String> {
 
 /// `NO_PROXY` as Java writes it: `|` between, `*` for a suffix, brackets around IPv6; no networks.
 fn hosts(no_proxy: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-._:*".contains(c);
+    // A pod's list refers to variables, `$(NAME)`, which Kubernetes puts in.
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-._:*$()_".contains(c);
     let entries = no_proxy.split(',').filter(|entry| entry.chars().all(plain));
     let entries = entries.map(|entry| match entry {
         v6 if v6.parse::<std::net::Ipv6Addr>().is_ok() => format!("[{v6}]"),
