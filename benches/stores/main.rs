@@ -1,7 +1,8 @@
 //! What one acquire and release cost in each store, and what they cost Redis.
 //!
 //! `cargo bench --bench stores` starts a Redis of its own. Each line: the store, the keys of the pool, the
-//! leases in flight, µs of wall time, of this process' CPU and of Redis' CPU per lease.
+//! leases in flight, µs of wall time, of this process' CPU and of Redis' CPU per lease. Two numbers after `--`
+//! ask for one number of keys, and of leases in flight, alone.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 mod leasing;
@@ -58,8 +59,10 @@ fn main() {
     let server = Server::start();
     let at = RedisConfig::plain(Topology::Single(HostPort { host: "127.0.0.1".into(), port: server.1 }));
     println!("store   keys  in flight   leases/s   µs wall   µs CPU   µs Redis CPU");
-    for keys in [1, 20, 200] {
-        for in_flight in [1, 16, 64] {
+    let asked: Vec<usize> = std::env::args().filter_map(|word| word.parse().ok()).collect();
+    let is_asked = |at: usize, number: &usize| asked.get(at).is_none_or(|asked| asked == number);
+    for keys in [1, 20, 200].into_iter().filter(|keys| is_asked(0, keys)) {
+        for in_flight in [1, 16, 64].into_iter().filter(|count| is_asked(1, count)) {
             let shape = Shape { keys, in_flight, time: TIME };
             let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
             runtime.block_on(print("memory", memory, &shape, || f64::NAN));
