@@ -26,10 +26,7 @@ const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins
 impl Shared {
     pub(super) async fn acquire(self: &Arc<Self>, ask: Acquire) -> Result<Acquired, StoreError> {
         let until = Instant::now() + SHARED_LIMIT;
-        let provider = ask.provider.clone();
-        let answer = self.acquires.push(self, |shared| &shared.acquires, &provider, [ask]).pop();
-        let Some(answer) = answer else { return Err(nonsense("nothing")) };
-        match timeout_at(until, answer).await {
+        match timeout_at(until, self.batcher.acquire(self, ask)).await {
             Ok(Ok(answer)) => answer,
             // Sent or not, it may yet be: its deadline bounds when.
             _ => Err(StoreError::TimedOut(SHARED_LIMIT)),
@@ -44,7 +41,7 @@ impl Shared {
         }
         let mut answers = Vec::new();
         for (provider, asks) in by_provider {
-            answers.extend(self.releases.push(self, |shared| &shared.releases, &provider, asks));
+            answers.extend(self.batcher.release(self, &provider, asks));
         }
         let mut freed = 0;
         for answer in answers {
@@ -203,10 +200,6 @@ impl<'a> Candidates<'a> {
 
 impl Batched for Acquire {
     type Answer = Acquired;
-    /// Lua's `unpack` and Redis' patience are both far beyond this; more gains little (FIGURES: 6 µs a lease).
-    const MOST: usize = 32;
-    const AT_ONCE: usize = 2;
-    const MAY_BE_LEFT_OUT: bool = true;
 
     async fn call(
         shared: &Arc<Shared>,
@@ -334,9 +327,6 @@ fn reason(answer: &mut Reader) -> Result<Reason, StoreError> {
 impl Batched for Release {
     /// Slots freed: 0 or 1. Which of a batch was freed is not told apart, only how many were.
     type Answer = usize;
-    const MOST: usize = 256;
-    const AT_ONCE: usize = 1;
-    const MAY_BE_LEFT_OUT: bool = false;
 
     async fn call(
         shared: &Arc<Shared>,

@@ -102,8 +102,7 @@ struct Shared {
     /// In a cluster: the replication id of the node that holds a provider's keys.
     histories: Mutex<HashMap<ProviderName, Arc<str>>>,
     events: broadcast::Sender<StoreEvent>,
-    acquires: Batcher<Acquire>,
-    releases: Batcher<Release>,
+    batcher: Batcher,
     /// What has been warned of, and how.
     said: Mutex<Vec<(&'static str, String)>>,
 }
@@ -174,8 +173,7 @@ impl RedisStore {
             salt: Mutex::default(),
             histories: Mutex::default(),
             events: broadcast::Sender::new(EVENTS),
-            acquires: Batcher::default(),
-            releases: Batcher::default(),
+            batcher: Batcher::default(),
             said: Mutex::default(),
         });
         let store = Self(Arc::new(Handle(Arc::clone(&shared))));
