@@ -7,71 +7,85 @@
   KEYS[5]  lessor:{p}:waiting            zset  sidecar where somebody waits -> ms until which it counts
   KEYS[6]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
   then for each candidate:
-           lessor:{p}:pool:<pool>:keys   zset  the pool's keys
            lessor:{p}:key:<key>          hash  settings, status, own rests
            lessor:{p}:key:<key>:leases   zset  lease id -> ms at which it expires
+  then for each pool of a candidate:
+           lessor:{p}:pool:<pool>:keys   zset  the pool's keys
   then for each group that a candidate is asked for in:
            lessor:{p}:group:<group>:leases  zset  lease id -> ms at which it expires
   then for each request:
            lessor:{p}:lease:<lease>      hash  what the lease was granted for
   ARGV     1 id for a new epoch, 2 this sidecar's name among those who wait, 3 ms that it counts as waiting,
-           4 number of candidates, 5 number of groups, 6 number of requests,
-           then for each candidate 5: key id, pool, group or "", fingerprint, index of its group or 0; a group
-           that is `auto`, or begins so, is the caller's guess: what answers have named counts,
-           then for each request: lease id, owner, app, model or "", ttl in ms, deadline in ms, n, and n indexes
-           of candidates in the order to try
+           then the numbers of 4 candidates, 5 pools, 6 groups, 7 terms and 8 requests, 9 first of the deadlines,
+           10 "1" where two requests have one lease id, then lists of numbers, each followed by a blank:
+           11 each candidate's pool, or "" where all are in the first, 12 each candidate's group, 0 for none, or ""
+           where none is in one, 13 the terms of each request, or "" where all are on the first, 14 the deadline of
+           each in ms, 15 what each tries after its first candidate, in order, followed by a semicolon;
+           16 the candidates' fingerprints, one right after the other;
+           then for each pool its name, for each group its name,
+           for each of the terms on which requests are made 4: owner, app, model or "", ttl in ms;
+           for each request its first candidate or 0. A group that is `auto`, or begins so, is the caller's guess:
+           what answers have named counts. Keys and leases are called as the names in KEYS end
   Returns  now in ms, epoch id, then for each request
-           {1, key, pool, token, expires_at_ms, probe, wants_success, group that answers have named or ""},
-           flags as 0 or 1,
+           number of the candidate and token, where neither of the flags below is set and no group is told; the
+           lease expires after its ttl,
+           {1, key, pool, token, expires_at_ms, probe, wants_success, group that answers have named or ""}, flags
+           as 0 or 1,
            {0, first end of a cooldown or 0, first end of a lease or 0, end of the grace or 0 where that alone
            makes a candidate full, then per candidate a reason and a value:
            "member", "settings", "full", "cooling" and its end and class, or "unusable" and the status},
            {2} where it came after its deadline or its id is another's: nothing changed
   Atomic   each request whole, one after the other; a request that is refused changes nothing
   Again    a live lease of the same id and owner is answered as it was granted; no second slot is taken
+  Cost     what requests share is sent, read and written once a call, and what seldom matters is sent as one
+           argument, for each costs as much as a small command; so does a number that is made to text, or back
   Clock    Redis TIME; a deadline is the caller's estimate of it, and judged by the clock itself ]]
+local KEYS, ARGV, call, tonumber = KEYS, ARGV, redis.call, tonumber -- a local name is found faster
+local text_from, floor, max = string.sub, math.floor, math.max
 local EPOCH, FENCE, COOLDOWNS, PROBES, WAITING, GROUPS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local FRESH_EPOCH, SELF, WAITS_MS = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local CANDIDATES, GROUP_COUNT, REQUESTS = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local CANDIDATES, POOLS, GROUP_COUNT = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local TERMS, REQUESTS, DEADLINE = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local POOL_KEYS = 6 + CANDIDATES * 2
+local GROUP_KEYS = POOL_KEYS + POOLS
+local LEASE_KEYS = GROUP_KEYS + GROUP_COUNT
+local POOL_ARGS = 16
+local GROUP_ARGS = POOL_ARGS + POOLS
+local TERM_ARGS = GROUP_ARGS + GROUP_COUNT
+local FIRST_ARGS = TERM_ARGS + TERMS * 4
+local KEY_ID_AT, LEASE_ID_AT = #EPOCH - #"epoch" + #"key:" + 1, #EPOCH - #"epoch" + #"lease:" + 1
+local FINGERPRINT = 64 -- characters
 local COOLING, FULL = "cooling", "full"
-local LIVE = string.format("(%.0f", NOW)
+-- The text of a whole number. "%d" costs half as much as "%.0f", and is exact where Redis' own have 64 bits.
+local WHOLE = string.format("%d", 1099511627776) == "1099511627776" and "%d" or "%.0f"
+local NOW_TEXT, USED_BEFORE = string.format(WHOLE, NOW), string.format(WHOLE, NOW - rests.USED_EVERY)
+local LIVE = "(" .. NOW_TEXT
+
+local function numbers(text)
+  local list = {}
+  for number in string.gmatch(text, "%d+") do list[#list + 1] = tonumber(number) end
+  return list
+end
 
 local candidates = {}
+local pool_of = ARGV[11] ~= "" and numbers(ARGV[11])
+local group_of = ARGV[12] ~= "" and numbers(ARGV[12])
 local slots = {} -- by leases' key: what this call knows, and adds, of a key's slots, whoever names the key
-local groups, names = {}, {}
-for at = 1, GROUP_COUNT do groups[at] = { leases = KEYS[6 + CANDIDATES * 3 + at], added = {} } end
-local argument = 6
-for at = 1, CANDIDATES do
-  local keys, group = 6 + (at - 1) * 3, tonumber(ARGV[argument + 5])
-  candidates[at] = {
-    id = ARGV[argument + 1],
-    pool_name = ARGV[argument + 2],
-    group = ARGV[argument + 3],
-    fingerprint = ARGV[argument + 4],
-    learns = rests.learns_group(ARGV[argument + 3]),
-    crowd = groups[group], -- the group among whose uses its leases count
-    pool = KEYS[keys + 1],
-    key = KEYS[keys + 2],
-    leases = KEYS[keys + 3],
-    slot = slots[KEYS[keys + 3]] or { added = {} },
-  }
-  slots[KEYS[keys + 3]] = candidates[at].slot
-  names[group] = ARGV[argument + 3]
-  argument = argument + 5
-end
+local granting = {} -- those of them, and of the groups, that it adds to
+local groups = {}
+for at = 1, GROUP_COUNT do groups[at] = { leases = KEYS[GROUP_KEYS + at], granted = 0 } end
 if GROUP_COUNT > 0 then
-  for at, text in ipairs(redis.call("HMGET", GROUPS, unpack(names))) do groups[at].cap = rests.group_cap(text) end
+  for at, text in ipairs(call("HMGET", GROUPS, unpack(ARGV, GROUP_ARGS + 1, GROUP_ARGS + GROUP_COUNT))) do
+    groups[at].cap = rests.group_cap(text)
+  end
 end
 
-local epoch = redis.call("HMGET", EPOCH, "id", "grace_until_ms")
+local epoch = call("HMGET", EPOCH, "id", "grace_until_ms")
 local grace_until = rests.number(epoch[2]) or 0
-local anything_rests = redis.call("EXISTS", COOLDOWNS) == 1
+local in_grace = NOW < grace_until
+local anything_rests = call("EXISTS", COOLDOWNS) == 1
+local scoped = {} -- rests in the hash of cooldowns as this call has read and written them; false for none
 local token, waits = nil, false
-
-local function earlier(known, other)
-  if not known or other < known then return other end
-  return known
-end
 
 -- Of two rests, each its end and class, the one that ends last.
 local function later(known, ends, class)
@@ -89,78 +103,153 @@ local function bears(candidate, model)
   return list
 end
 
--- Reads a candidate once a call; what this call grants is kept up to date.
-local function look(candidate)
-  if candidate.seen then return end
-  candidate.seen = true
-  candidate.member = redis.call("ZSCORE", candidate.pool, candidate.id)
-  local known = redis.call("HMGET", candidate.key, "pool", "status", "max_concurrent_uses", "learned_cap",
-    "learned_at_ms", "rest:" .. candidate.fingerprint)
-  if candidate.learns then
-    local group = redis.call("HGET", candidate.key, "group:" .. candidate.fingerprint) or ""
-    if group ~= candidate.group then candidate.crowd = nil end -- told with the grant, and counted from the next on
-    candidate.group = group
-  end
-  candidate.has_settings = known[1]
-  candidate.disabled = known[2] == "disabled"
-  candidate.cap = math.max(math.floor(rests.number(known[3]) or 1), 1)
-  candidate.cap_in_force = candidate.cap
-  if known[4] then
-    local learned = rests.learned_cap(known[4], known[5]) or math.huge
-    candidate.learned = learned
-    candidate.cap_in_force = math.min(learned, candidate.cap)
-  end
-  candidate.own = rests.read(known[6])
-  local slot = candidate.slot
-  slot.key, slot.leases = candidate.key, candidate.leases
-  slot.live = slot.live or redis.call("ZCOUNT", candidate.leases, LIVE, "+inf")
+local caps = {} -- by their texts, for most are the same
+
+local function cap_of(text)
+  local cap = max(floor(rests.number(text) or 1), 1)
+  caps[text] = cap
+  return cap
 end
 
--- Of a key's slots, or of a group.
+-- What a candidate has that most have not.
+local function look_closer(candidate, group, learned, rest)
+  if group > 0 then
+    candidate.group = ARGV[GROUP_ARGS + group]
+    if candidate.group ~= "auto" then candidate.crowd = groups[group] end -- among whose uses its leases count
+    if rests.learns_group(candidate.group) then
+      candidate.learns = true
+      local known = call("HGET", candidate.key, "group:" .. candidate.fingerprint) or ""
+      if known ~= candidate.group then candidate.crowd = nil end -- told with the grant, and counted from the next on
+      candidate.group = known
+    end
+  end
+  if learned then
+    candidate.configured = candidate.cap
+    candidate.learned = rests.learned_cap(learned, call("HGET", candidate.key, "learned_at_ms")) or math.huge
+    candidate.cap = math.min(candidate.learned, candidate.cap)
+  end
+  if rest then candidate.own = rests.read(rest) end
+end
+
+-- Reads a candidate, once a call; what this call grants is kept up to date. The first of a key that is read is
+-- also what is known of the key's slots.
+local function look(index)
+  local key, leases = KEYS[5 + index * 2], KEYS[6 + index * 2]
+  local id, slot = text_from(key, KEY_ID_AT), slots[leases]
+  local pool, group = pool_of and pool_of[index] or 1, group_of and group_of[index] or 0
+  local fingerprint = text_from(ARGV[16], (index - 1) * FINGERPRINT + 1, index * FINGERPRINT)
+  local member = call("ZSCORE", KEYS[POOL_KEYS + pool], id)
+  local known = call("HMGET", key, "pool", "status", "max_concurrent_uses", "learned_cap", "last_used_at_ms",
+    "rest:" .. fingerprint)
+  local candidate = {
+    number = index,
+    id = id,
+    pool_name = ARGV[POOL_ARGS + pool],
+    group = "",
+    fingerprint = fingerprint,
+    key = key,
+    leases = leases,
+    unfit = not known[1] and "settings" or not member and "member" or known[2] == "disabled" and "disabled",
+    cap = caps[known[3]] or cap_of(known[3]),
+    is_plain = true, -- nothing bears on it but its cap, and what rests for several keys
+    slot = slot,
+    known = 0, -- of its slots: how many are taken, with what has expired; those that this call grants, and adds
+    granted = 0,
+    added = false,
+    used = known[5],
+  }
+  candidates[index] = candidate
+  if not slot then
+    candidate.slot, slots[leases] = candidate, candidate
+    candidate.known = call("ZCARD", leases)
+  end
+  if group > 0 or known[4] or known[6] then
+    candidate.is_plain = false
+    look_closer(candidate, group, known[4], known[6])
+  end
+  return candidate
+end
+
+-- Whether that many leases of a key live. What has expired is counted, and told apart only where it decides.
+local function has_live(slot, cap)
+  if slot.known + slot.granted < cap then return false end
+  if not slot.exact then
+    local live = call("ZCOUNT", slot.leases, LIVE, "+inf")
+    slot.exact, slot.stale, slot.known = true, live < slot.known, live
+  end
+  return slot.known + slot.granted >= cap
+end
+
+-- Of a key's slots, or of a group; 0 for none.
 local function first_end(slot)
-  local first = redis.call("ZRANGEBYSCORE", slot.leases, LIVE, "+inf", "WITHSCORES", "LIMIT", 0, 1)
-  local known = rests.number(first[2])
-  for at = 1, #slot.added, 2 do known = earlier(known, slot.added[at]) end
-  return known
+  if not slot.first then
+    local first = call("ZRANGEBYSCORE", slot.leases, LIVE, "+inf", "WITHSCORES", "LIMIT", 0, 1)
+    slot.first = rests.number(first[2]) or math.huge
+  end
+  local first = slot.first
+  for at = 1, slot.granted * 2, 2 do first = math.min(first, tonumber(slot.added[at])) end
+  return first < math.huge and first or 0
 end
 
 -- Whether a group has in use what the provider allows it; counted only where that was learned.
 local function is_crowded(crowd)
   if not crowd or not crowd.cap then return false end
-  crowd.live = crowd.live or redis.call("ZCOUNT", crowd.leases, LIVE, "+inf") + #crowd.added / 2
-  return crowd.live >= crowd.cap
+  crowd.known = crowd.known or call("ZCOUNT", crowd.leases, LIVE, "+inf")
+  return crowd.known + crowd.granted >= crowd.cap
 end
 
 -- The end of a live probe; one that this call has granted is in PROBES already.
 local function probe_end(rest)
-  local ends = rest.probe_lease and rests.number(redis.call("ZSCORE", PROBES, rest.probe_lease))
+  local ends = rest.probe_lease and rests.number(call("ZSCORE", PROBES, rest.probe_lease))
   if ends and ends > NOW then return ends end
 end
+
+-- Reads those of the subjects that this call has not come to before.
+local function read_scoped(subjects)
+  local fresh = {}
+  for _, subject in ipairs(subjects) do
+    if scoped[subject] == nil then fresh[#fresh + 1] = subject end
+  end
+  if #fresh == 0 then return end
+  for at, text in ipairs(call("HMGET", COOLDOWNS, unpack(fresh))) do
+    scoped[fresh[at]] = rests.read(text) or false
+  end
+end
+
 
 -- What rests that bears on a request with this candidate: subject -> rest.
 local function resting(candidate, model)
   local list = {}
   if candidate.own then list[1] = { rest = candidate.own, own = true } end
   if anything_rests then
-    local subjects = bears(candidate, model)
-    for at, text in ipairs(redis.call("HMGET", COOLDOWNS, unpack(subjects))) do
-      local rest = rests.read(text)
-      if rest then list[#list + 1] = { rest = rest, subject = subjects[at] } end
+    local subjects = candidate.bears and candidate.bears[model]
+    if not subjects then
+      subjects = bears(candidate, model)
+      candidate.bears = candidate.bears or {}
+      candidate.bears[model] = subjects
+    end
+    read_scoped(subjects)
+    for _, subject in ipairs(subjects) do
+      local rest = scoped[subject]
+      if rest then list[#list + 1] = { rest = rest, subject = subject } end
     end
   end
   return list
 end
 
+local PLAIN = {} -- the pass of most
+
 -- A key that is off or bad says so first, then one that cools, then one that is full: the later reasons are
 -- the ones worth waiting for. Returns a pass, or nil, reason, value, the end of a lease and of the
 -- grace.
 local function weigh(candidate, model)
-  look(candidate)
-  if not candidate.has_settings then return nil, "settings", "" end
-  if not candidate.member then return nil, "member", "" end
-  if candidate.disabled then return nil, "unusable", "disabled" end
+  if candidate.unfit == "disabled" then return nil, "unusable", "disabled" end
+  if candidate.unfit then return nil, candidate.unfit, "" end
+  if candidate.is_plain and not anything_rests and not in_grace and not has_live(candidate.slot, candidate.cap) then
+    return PLAIN
+  end
   local pass = { list = resting(candidate, model), wants_success = 0, probe = 0 }
-  local cap, cooling, cooling_if_full, out = candidate.cap_in_force, nil, nil, nil
+  local cap, cooling, cooling_if_full, out = candidate.cap, nil, nil, nil
   for _, bearing in ipairs(pass.list) do
     local rest = bearing.rest
     local probe_ends = probe_end(rest)
@@ -179,19 +268,19 @@ local function weigh(candidate, model)
   end
   if cooling then return nil, COOLING, cooling end
   local full_until
-  if NOW < grace_until then
+  if in_grace then
     full_until = grace_until
   elseif out then
     full_until = out
-  elseif candidate.slot.live >= cap then
-    full_until = first_end(candidate.slot) or 0
+  elseif has_live(candidate.slot, cap) then
+    full_until = first_end(candidate.slot)
   elseif is_crowded(candidate.crowd) then
-    full_until = first_end(candidate.crowd) or 0
+    full_until = first_end(candidate.crowd)
   else
     return pass
   end
   if cooling_if_full then return nil, COOLING, cooling_if_full end
-  return nil, FULL, "", full_until, NOW < grace_until and grace_until or nil
+  return nil, FULL, "", full_until, in_grace and grace_until or nil
 end
 
 -- Healed rests are forgotten; a probe is written into each rest that it probes.
@@ -202,141 +291,187 @@ local function touch(candidate, pass, lease, expires)
     local probes = not gone and (rests.is_resting(rest) or rests.is_probation(rest))
     if probes then
       rest.probe_lease, rest.probed_at_ms = lease, NOW
-      redis.call("ZREMRANGEBYSCORE", PROBES, "-inf", NOW) -- whose holders have crashed
-      redis.call("ZADD", PROBES, expires, lease)
+      call("ZREMRANGEBYSCORE", PROBES, "-inf", NOW) -- whose holders have crashed
+      call("ZADD", PROBES, expires, lease)
     end
     if bearing.own then
-      local field = "rest:" .. candidate.fingerprint
       if gone then
-        redis.call("HDEL", candidate.key, field)
+        call("HDEL", candidate.key, "rest:" .. candidate.fingerprint)
         candidate.own = nil
       elseif probes then
-        redis.call("HSET", candidate.key, field, rests.text(rest))
+        call("HSET", candidate.key, "rest:" .. candidate.fingerprint, rests.text(rest))
       end
       rests.show(candidate.key)
     elseif gone then
-      redis.call("HDEL", COOLDOWNS, bearing.subject)
+      call("HDEL", COOLDOWNS, bearing.subject)
+      scoped[bearing.subject] = false
     elseif probes then
-      redis.call("HSET", COOLDOWNS, bearing.subject, rests.text(rest))
+      call("HSET", COOLDOWNS, bearing.subject, rests.text(rest))
     end
   end
 end
 
-local function grant(candidate, pass, request)
-  token = math.max((token or rests.last_token(FENCE)) + 1, NOW_US)
-  local expires = NOW + request.ttl
-  local row = {
-    "key_id", candidate.id, "pool", candidate.pool_name, "fingerprint", candidate.fingerprint,
-    "fencing_token", string.format("%.0f", token), "owner", request.owner, "app", request.app,
-    "expires_at_ms", string.format("%.0f", expires),
-  }
-  if pass.probe == 1 then row[#row + 1] = "probe"; row[#row + 1] = "1" end
-  if pass.wants_success == 1 then row[#row + 1] = "wants_success"; row[#row + 1] = "1" end
-  local crowd = candidate.crowd
-  if crowd then
-    row[#row + 1] = "group"
-    row[#row + 1] = candidate.group
-    crowd.added[#crowd.added + 1] = expires
-    crowd.added[#crowd.added + 1] = request.lease
-    if crowd.live then crowd.live = crowd.live + 1 end
+-- Its leases are written at the end, with one command for all.
+local function add(slot, lease, on)
+  local granted, added = slot.granted, slot.added
+  slot.granted = granted + 1
+  if not added then
+    granting[#granting + 1] = slot
+    slot.added = { on.expires_text, lease }
+  else
+    added[granted * 2 + 1], added[granted * 2 + 2] = on.expires_text, lease
   end
-  redis.call("HSET", request.key, unpack(row))
-  redis.call("PEXPIREAT", request.key, expires)
-  if #pass.list > 0 then touch(candidate, pass, request.lease, expires) end
-  if candidate.learned and candidate.learned >= candidate.cap then
-    redis.call("HDEL", candidate.key, "learned_cap", "learned_at_ms")
+end
+
+-- What a grant has that most have not.
+local function grant_more(candidate, pass, key, lease, on)
+  if pass.probe == 1 then call("HSET", key, "probe", "1") end
+  if pass.wants_success == 1 then call("HSET", key, "wants_success", "1") end
+  if candidate.crowd then
+    call("HSET", key, "group", candidate.group)
+    add(candidate.crowd, lease, on)
+  end
+  touch(candidate, pass, lease, on.expires)
+  if candidate.learned and candidate.learned >= candidate.configured then
+    call("HDEL", candidate.key, "learned_cap", "learned_at_ms")
     candidate.learned = nil
   end
-  local slot = candidate.slot -- its leases are written at the end, with one command
-  slot.added[#slot.added + 1] = expires
-  slot.added[#slot.added + 1] = request.lease
-  slot.live = slot.live + 1
+end
+
+-- Returns the number of the candidate and the token, or all that the grant says.
+local function grant(candidate, pass, key, on)
+  token = max((token or rests.last_token(FENCE)) + 1, NOW_US)
+  local lease, token_text = text_from(key, LEASE_ID_AT), string.format(WHOLE, token)
+  call("HSET", key, "key_id", candidate.id, "pool", candidate.pool_name, "fingerprint", candidate.fingerprint,
+    "fencing_token", token_text, "owner", on.owner, "app", on.app, "expires_at_ms", on.expires_text)
+  call("PEXPIREAT", key, on.expires_text)
+  add(candidate.slot, lease, on)
+  if pass == PLAIN then return candidate.number, token end
+  grant_more(candidate, pass, key, lease, on)
+  if pass.probe == 0 and pass.wants_success == 0 and not candidate.learns then return candidate.number, token end
   return {
-    1, candidate.id, candidate.pool_name, string.format("%.0f", token), expires, pass.probe, pass.wants_success,
+    1, candidate.id, candidate.pool_name, token_text, on.expires, pass.probe, pass.wants_success,
     candidate.learns and candidate.group or "",
   }
 end
 
+local others -- of each request, what it tries after its first candidate
+
+local function tried_after_first(request)
+  if not others then
+    others = {}
+    for list in string.gmatch(ARGV[15], "([^;]*);") do others[#others + 1] = list end
+  end
+  return numbers(others[request])
+end
+
 -- The learned group that the holder of a lease of this key is told; "" where the caller names the group itself.
 local function told(request, key, group)
-  for _, index in ipairs(request.order) do
-    local candidate = candidates[index]
-    if candidate.id == key then
+  local order = tried_after_first(request)
+  table.insert(order, 1, tonumber(ARGV[FIRST_ARGS + request]))
+  for _, index in ipairs(order) do
+    if index > 0 and text_from(KEYS[5 + index * 2], KEY_ID_AT) == key then
+      local candidate = candidates[index] or look(index)
       if not candidate.learns then return "" end
-      return group or redis.call("HGET", candidate.key, "group:" .. candidate.fingerprint) or ""
+      return group or call("HGET", candidate.key, "group:" .. candidate.fingerprint) or ""
     end
   end
   return ""
 end
 
 -- The grant that a repeated call had, or a refusal where the id is another's.
-local function again(request)
-  local known = redis.call("HMGET", request.key, "key_id", "pool", "fencing_token", "expires_at_ms", "owner",
-    "probe", "wants_success", "group")
+local function again(request, key, on)
+  local known = call("HMGET", key, "key_id", "pool", "fencing_token", "expires_at_ms", "owner", "probe",
+    "wants_success", "group")
   local expires = rests.number(known[4])
   if not known[1] or not expires or expires <= NOW then return nil end
-  if known[5] ~= request.owner then return { 2 } end
+  if known[5] ~= on.owner then return { 2 } end
   local group = told(request, known[1], known[8])
   return { 1, known[1], known[2], known[3], expires, tonumber(known[6]) or 0, tonumber(known[7]) or 0, group }
 end
 
-local function serve(request)
-  if NOW > request.deadline then return { 2 } end
-  local known = again(request)
-  if known then return known end
-  local refusal, cooldown_end, lease_end, grace_end = { 0, 0, 0, 0 }, nil, nil, nil
-  for _, index in ipairs(request.order) do
-    local candidate = candidates[index]
-    local pass, reason, value, ends, grace = weigh(candidate, request.model)
-    if pass then return grant(candidate, pass, request) end
-    grace_end = grace_end or grace
-    if reason == COOLING then cooldown_end = earlier(cooldown_end, value[1]) end
-    if reason == FULL then
-      waits = true
-      if ends and ends > 0 then lease_end = earlier(lease_end, ends) end
-    end
-    refusal[#refusal + 1] = reason
-    refusal[#refusal + 1] = value
+-- Why a candidate was not lent, added to a refusal.
+local function refuse(refusal, reason, value, ends, grace)
+  if refusal[4] == 0 then refusal[4] = grace or 0 end
+  if reason == COOLING and (refusal[2] == 0 or value[1] < refusal[2]) then refusal[2] = value[1] end
+  if reason == FULL then
+    waits = true
+    if ends > 0 and (refusal[3] == 0 or ends < refusal[3]) then refusal[3] = ends end
   end
-  refusal[2], refusal[3], refusal[4] = cooldown_end or 0, lease_end or 0, grace_end or 0
+  refusal[#refusal + 1] = reason
+  refusal[#refusal + 1] = value
+end
+
+local function serve(request, key, on)
+  local first = tonumber(ARGV[FIRST_ARGS + request])
+  if first == 0 then return { 0, 0, 0, 0 } end
+  local candidate = candidates[first] or look(first)
+  local pass, reason, value, ends, grace = weigh(candidate, on.model)
+  if pass then return grant(candidate, pass, key, on) end
+  local refusal = { 0, 0, 0, 0 }
+  refuse(refusal, reason, value, ends, grace)
+  for _, index in ipairs(tried_after_first(request)) do
+    candidate = candidates[index] or look(index)
+    pass, reason, value, ends, grace = weigh(candidate, on.model)
+    if pass then return grant(candidate, pass, key, on) end
+    refuse(refusal, reason, value, ends, grace)
+  end
   return refusal
 end
 
-local answers = { NOW, epoch[1] or FRESH_EPOCH }
-for at = 1, REQUESTS do
-  local request = {
-    key = KEYS[6 + CANDIDATES * 3 + GROUP_COUNT + at],
-    lease = ARGV[argument + 1],
-    owner = ARGV[argument + 2],
-    app = ARGV[argument + 3],
-    model = ARGV[argument + 4],
-    ttl = tonumber(ARGV[argument + 5]),
-    deadline = tonumber(ARGV[argument + 6]),
-    order = {},
+local terms = {}
+for at = 1, TERMS do
+  local argument = TERM_ARGS + at * 4
+  local expires = NOW + tonumber(ARGV[argument])
+  terms[at] = {
+    owner = ARGV[argument - 3],
+    app = ARGV[argument - 2],
+    model = ARGV[argument - 1],
+    expires = expires,
+    expires_text = string.format(WHOLE, expires),
   }
-  local count = tonumber(ARGV[argument + 7])
-  for nth = 1, count do request.order[nth] = tonumber(ARGV[argument + 7 + nth]) end
-  argument = argument + 7 + count
-  answers[2 + at] = serve(request)
 end
 
-if not epoch[1] then redis.call("HSET", EPOCH, "id", FRESH_EPOCH) end
-if token then rests.set_token(FENCE, token) end
-for _, slot in pairs(slots) do
-  if #slot.added > 0 then
-    if redis.call("ZCARD", slot.leases) > slot.live - #slot.added / 2 then
-      redis.call("ZREMRANGEBYSCORE", slot.leases, "-inf", NOW)
-    end
-    redis.call("ZADD", slot.leases, unpack(slot.added))
-    redis.call("HSET", slot.key, "last_used_at_ms", string.format("%.0f", NOW))
+-- Whether it is to be written anew that a key is used. Texts of one length lie as their numbers do.
+local function is_due(used)
+  if not used then return true end
+  if #used == #NOW_TEXT and #used == #USED_BEFORE then return used <= USED_BEFORE or used > NOW_TEXT end
+  local at = rests.number(used)
+  return not at or at <= NOW - rests.USED_EVERY or at > NOW
+end
+
+local answers = { NOW, epoch[1] or FRESH_EPOCH }
+-- One look tells whether any of the leases is there already; one that comes twice in a call is, the second time.
+local repeats = ARGV[10] == "1" or call("EXISTS", unpack(KEYS, LEASE_KEYS + 1, LEASE_KEYS + REQUESTS)) > 0
+local deadlines = NOW > DEADLINE and numbers(ARGV[14])
+local terms_of = ARGV[13] ~= "" and numbers(ARGV[13])
+local count = 2
+for at = 1, REQUESTS do
+  local key, on, answer, granted = KEYS[LEASE_KEYS + at], terms[terms_of and terms_of[at] or 1], nil, nil
+  if deadlines and NOW > deadlines[at] then
+    answer = { 2 }
+  elseif repeats then
+    answer = again(at, key, on)
+  end
+  if not answer then answer, granted = serve(at, key, on) end
+  count = count + 1
+  answers[count] = answer
+  if granted then
+    count = count + 1
+    answers[count] = granted
   end
 end
-for _, crowd in ipairs(groups) do
-  if #crowd.added > 0 then redis.call("ZADD", crowd.leases, unpack(crowd.added)) end
+
+if not epoch[1] then call("HSET", EPOCH, "id", FRESH_EPOCH) end
+if token then rests.set_token(FENCE, token) end
+for _, slot in ipairs(granting) do
+  if slot.stale then call("ZREMRANGEBYSCORE", slot.leases, "-inf", NOW) end
+  call("ZADD", slot.leases, unpack(slot.added))
+  if slot.key and is_due(slot.used) then call("HSET", slot.key, "last_used_at_ms", NOW_TEXT) end
 end
 if waits then
-  redis.call("ZREMRANGEBYSCORE", WAITING, "-inf", NOW) -- sidecars that have gone
-  redis.call("ZADD", WAITING, NOW + WAITS_MS, SELF)
-  redis.call("PEXPIRE", WAITING, WAITS_MS)
+  call("ZREMRANGEBYSCORE", WAITING, "-inf", NOW) -- sidecars that have gone
+  call("ZADD", WAITING, NOW + WAITS_MS, SELF)
+  call("PEXPIRE", WAITING, WAITS_MS)
 end
 return answers

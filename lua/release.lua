@@ -2,51 +2,107 @@
   KEYS[1]  lessor:{p}:probes             zset  lease that probes -> ms at which it expires
   KEYS[2]  lessor:{p}:waiting            zset  sidecar where somebody waits -> ms until which it counts
   KEYS[3]  lessor:{p}:groups             hash  group -> the learned cap of all its keys
-  then for each lease:
+  then for each key, and pool and group in which leases are named:
            lessor:{p}:key:<key>:leases   zset  lease id -> ms at which it expires
+           and for each of these leases:
            lessor:{p}:lease:<lease>      hash  what the lease was granted for
   then for each group of which a lease is named:
            lessor:{p}:group:<group>:leases  zset  lease id -> ms at which it expires
-  ARGV     1 channel for events, 2 this sidecar's name among those who wait, 3 provider, 4 number of leases,
-           then for each lease: id, key id, pool, index of its group or 0; then for each group its name
+  ARGV     1 channel for events, 2 this sidecar's name among those who wait, 3 provider, then the numbers of
+           4 pools with groups and 5 groups, then for each pool with a group 3: pool, number of the group or 0,
+           number of its keys; for each key the number of its leases; for each group its name. Keys and leases are
+           called as the names in KEYS end
   Returns  now in ms, the number of slots that this call freed (what did not match, came late or a second time
            frees none), 1 if others than this key's waiters may wait for it: a probe ended, or a use of a group
            whose keys together may have so many and no more
   Atomic   look and removal are one step, so no slot is freed twice; a mismatch writes nothing
+  Errors   of one lease, or of one key's, stop none of the others; the first is the answer
   Memory   deletes only, so that it works where Redis has no memory left
   Wakes    other sidecars, with one message a call, and only where somebody waits there
   Clock    Redis TIME, to count as freed only what was live ]]
+local KEYS, ARGV, try, tonumber = KEYS, ARGV, redis.pcall, tonumber -- a local name is found faster
 local PROBES, WAITING, GROUPS = KEYS[1], KEYS[2], KEYS[3]
-local CHANNEL, SELF, PROVIDER, LEASES = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local CHANNEL, SELF, PROVIDER = ARGV[1], ARGV[2], ARGV[3]
+local POOLS, CROWDS = tonumber(ARGV[4]), tonumber(ARGV[5])
+local CROWD_KEYS, CROWD_ARGS = #KEYS - CROWDS, #ARGV - CROWDS
+local KEY_ID_AT, LEASE_ID_AT = #PROBES - #"probes" + #"key:" + 1, #PROBES - #"probes" + #"lease:" + 1
+local NOW_TEXT = string.format("%.0f", NOW)
 
-local freed, wakes_all = {}, false
-for at = 1, LEASES do
-  local lease, key, pool, group = ARGV[1 + at * 4], ARGV[2 + at * 4], ARGV[3 + at * 4], tonumber(ARGV[4 + at * 4])
-  local leases, row = KEYS[2 + at * 2], KEYS[3 + at * 2]
-  local granted = redis.call("HMGET", row, "key_id", "pool", "probe")
-  if granted[1] == key and granted[2] == pool then
-    local ends = tonumber(redis.call("ZSCORE", leases, lease))
-    redis.call("DEL", row)
-    redis.call("ZREM", leases, lease)
-    if group > 0 then
-      local counted = redis.call("ZREM", KEYS[3 + LEASES * 2 + group], lease) == 1
-      if counted and redis.call("HEXISTS", GROUPS, ARGV[4 + LEASES * 4 + group]) == 1 then wakes_all = true end
+local failed
+local function call(...)
+  local answer = try(...)
+  if type(answer) ~= "table" or not answer.err then return answer end
+  failed = failed or answer
+end
+
+-- Whether that is later than now. Texts of one length lie as their numbers do.
+local function is_later(ends)
+  if ends and #ends == #NOW_TEXT then return ends > NOW_TEXT end
+  return (tonumber(ends) or 0) > NOW
+end
+
+local any_probes = call("EXISTS", PROBES) ~= 0
+local rows, probes, freed, wakes_all = {}, {}, {}, false
+
+-- Looks at so many leases of a key, which follow it in KEYS, and gathers those that match, so that one command
+-- removes what lies together. Returns their ids, and how many of them live.
+local function look(at, leases, key, pool)
+  local ids, count, live = {}, 0, 0
+  for nth = at + 1, at + leases do
+    local row = KEYS[nth]
+    local granted
+    if any_probes then
+      granted = try("HMGET", row, "key_id", "pool", "expires_at_ms", "probe")
+    else
+      granted = try("HMGET", row, "key_id", "pool", "expires_at_ms")
     end
-    if granted[3] then
-      redis.call("ZREM", PROBES, lease)
-      wakes_all = true
+    if granted.err then
+      failed = failed or granted
+    elseif granted[1] == key and granted[2] == pool then
+      count = count + 1
+      ids[count] = string.sub(row, LEASE_ID_AT)
+      rows[#rows + 1] = row
+      if is_later(granted[3]) then live = live + 1 end
+      if granted[4] then probes[#probes + 1] = ids[count] end
     end
-    if ends and ends > NOW then freed[#freed + 1] = key end
   end
+  return ids, live
+end
+
+local at, count_at = 3, 5 + POOLS * 3
+for nth = 1, POOLS do
+  local argument = 5 + nth * 3
+  local pool, crowd, keys = ARGV[argument - 2], tonumber(ARGV[argument - 1]), tonumber(ARGV[argument])
+  for _ = 1, keys do
+    at, count_at = at + 1, count_at + 1
+    local leases, count = KEYS[at], tonumber(ARGV[count_at])
+    local key = string.sub(leases, KEY_ID_AT, -#":leases" - 1)
+    local ids, live = look(at, count, key, pool)
+    if #ids > 0 then
+      for _ = 1, math.min(call("ZREM", leases, unpack(ids)) or 0, live) do freed[#freed + 1] = key end
+      if crowd > 0 then
+        local counted = call("ZREM", KEYS[CROWD_KEYS + crowd], unpack(ids)) or 0
+        if counted > 0 and call("HEXISTS", GROUPS, ARGV[CROWD_ARGS + crowd]) == 1 then wakes_all = true end
+      end
+    end
+    at = at + count
+  end
+end
+if #rows > 0 then call("DEL", unpack(rows)) end
+if #probes > 0 then
+  call("ZREM", PROBES, unpack(probes))
+  wakes_all = true
 end
 
 if #freed > 0 or wakes_all then
-  for _, waiter in ipairs(redis.call("ZRANGEBYSCORE", WAITING, string.format("(%.0f", NOW), "+inf", "LIMIT", 0, 2)) do
+  local waiters = call("ZRANGEBYSCORE", WAITING, "(" .. NOW_TEXT, "+inf", "LIMIT", 0, 2) or {}
+  for _, waiter in ipairs(waiters) do
     if waiter ~= SELF then
       local what = wakes_all and "changed" or "freed"
-      redis.call("PUBLISH", CHANNEL, what .. " " .. SELF .. " " .. PROVIDER .. " " .. table.concat(freed, " "))
+      call("PUBLISH", CHANNEL, what .. " " .. SELF .. " " .. PROVIDER .. " " .. table.concat(freed, " "))
       break
     end
   end
 end
+if failed then return failed end
 return { NOW, #freed, wakes_all and 1 or 0 }

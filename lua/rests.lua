@@ -16,6 +16,7 @@ local rests = {
   STEP = 60000, -- how long a learned cap stays, and each step of its way back up takes
   CAP_KEPT = 86400000, -- how long a learned cap is remembered
   GROUP_CAPS = 256, -- groups whose learned caps are remembered
+  USED_EVERY = 1000, -- how often it is written that a key is used
 }
 
 -- A number that counts exactly: Lua takes "nan" and "inf" for numbers, and beyond 2^53 skips some. Else nil.

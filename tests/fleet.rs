@@ -305,7 +305,7 @@ async fn a_store_that_answers_and_does_not_lend_is_told_as_away_until_it_lends()
     let provider = streaming(&gate).await;
     let lessor = on(&redis, &provider).key(Key::new("a").cap(8)).start().await;
     let open = begun(&lessor).await;
-    redis.command(&["ACL", "SETUSER", "default", "-zcount"]).await;
+    redis.command(&["ACL", "SETUSER", "default", "-zcard"]).await;
     lessor.chat().await.is_error(503, "store_unavailable");
     let began = Instant::now();
     while began.elapsed() < ms(2500) {
@@ -319,7 +319,7 @@ async fn a_store_that_answers_and_does_not_lend_is_told_as_away_until_it_lends()
     assert_eq!(lessor.cli(&["status"]).await.code, Some(5));
     assert_eq!(lessor.log().matches("the store fails").count(), 1, "{}", lessor.log());
     assert!(!lessor.log().contains("answers again"), "{}", lessor.log());
-    redis.command(&["ACL", "SETUSER", "default", "+zcount"]).await;
+    redis.command(&["ACL", "SETUSER", "default", "+zcard"]).await;
     // with no request at all
     let ready = async || (lessor.admin("/readyz").await.status == 200).then_some(());
     eventually("it is ready again", ready).await;

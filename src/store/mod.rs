@@ -379,7 +379,7 @@ pub struct KeyView {
     /// The cap that the provider taught for all keys of the group together.
     #[serde(default)]
     pub group_concurrent_uses: Option<u32>,
-    /// When it was last lent.
+    /// When it was last lent, within a second.
     pub last_used_at_ms: Option<StoreTime>,
     /// Scoped cooldowns that bear on it.
     pub cooldowns: Vec<CooldownView>,

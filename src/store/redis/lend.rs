@@ -8,14 +8,15 @@ use redis::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::batch::Batched;
+use super::call::{Call, Few, Many, crowd};
 use super::link::Live;
 use super::values::{Reader, nonsense};
-use super::{CALL_LIMIT, Call, SHARED_LIMIT, Shared, within_limit};
+use super::{CALL_LIMIT, SHARED_LIMIT, Shared, within_limit};
 use crate::model::{Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
 use crate::store::text::fingerprint_text;
 use crate::store::{
-    Acquire, Acquired, Candidate, Epoch, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed,
-    StoreError, StoreEvent, StoreTime,
+    Acquire, Acquired, Epoch, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed, StoreError,
+    StoreTime,
 };
 
 /// How long a sidecar counts as one where somebody waits after it was refused: a lease's life, within these
@@ -99,8 +100,9 @@ impl Shared {
                 order.len()
             });
         }
-        let mut crowds = Crowds::default();
-        let crowded: Vec<usize> = ask.leases.iter().map(|held| crowds.number(held.group.as_ref())).collect();
+        let mut crowds = Few::default();
+        let crowded: Vec<usize> =
+            ask.leases.iter().map(|held| crowds.number_or_none(crowd(held.group.as_ref()))).collect();
         let mut call = Call::default();
         for key in [names.epoch(), names.fence(), names.probes(), names.keys()] {
             call.key(key);
@@ -115,11 +117,11 @@ impl Shared {
         call.arg(known).arg(fresh_epoch()).arg(&*ask.owner.0);
         call.number(ask.ttl.as_millis()).number(ask.deadline.0).arg(if ask.reassert { "1" } else { "0" });
         call.arg(failed_over).number(order.len());
-        call.number(crowds.list.len()).number(ask.leases.len());
+        call.number(crowds.list().len()).number(ask.leases.len());
         for key in &order {
             call.arg(key.as_str());
         }
-        for group in crowds.list {
+        for group in crowds.list() {
             call.key(names.crowd(group));
             call.arg(group.as_str());
         }
@@ -160,44 +162,6 @@ pub(super) fn fresh_epoch() -> String {
     uuid::Uuid::now_v7().simple().to_string()
 }
 
-/// Groups that a call names, each once. A lease that was granted before its group was known counts in none.
-#[derive(Default)]
-struct Crowds<'a> {
-    list: Vec<&'a GroupName>,
-}
-
-impl<'a> Crowds<'a> {
-    /// Its number, from 1; 0 for none.
-    fn number(&mut self, group: Option<&'a GroupName>) -> usize {
-        let Some(group) = group.filter(|group| **group != GroupName::auto()) else { return 0 };
-        // Few: one for each group of a batch's candidates.
-        let known = self.list.iter().position(|known| *known == group);
-        known.unwrap_or_else(|| {
-            self.list.push(group);
-            self.list.len() - 1
-        }) + 1
-    }
-}
-
-/// Candidates of a batch, each once.
-#[derive(Default)]
-struct Candidates<'a> {
-    list: Vec<&'a Candidate>,
-    index: HashMap<(&'a KeyId, &'a PoolName, Option<&'a GroupName>, Fingerprint), usize>,
-}
-
-impl<'a> Candidates<'a> {
-    /// Its number, from 1.
-    fn number(&mut self, candidate: &'a Candidate) -> usize {
-        let Candidate { key, pool, group, fingerprint } = candidate;
-        let list = &mut self.list;
-        *self.index.entry((key, pool, group.as_ref(), *fingerprint)).or_insert_with(|| {
-            list.push(candidate);
-            list.len()
-        })
-    }
-}
-
 impl Batched for Acquire {
     type Answer = Acquired;
 
@@ -206,67 +170,133 @@ impl Batched for Acquire {
         provider: &ProviderName,
         asks: &[Self],
     ) -> Result<Vec<Acquired>, StoreError> {
-        let names = shared.names.of(provider);
-        let mut candidates = Candidates::default();
-        let orders: Vec<Vec<usize>> = asks
-            .iter()
-            .map(|ask| ask.candidates.iter().map(|candidate| candidates.number(candidate)).collect())
-            .collect();
-        let mut crowds = Crowds::default();
-        let crowded: Vec<usize> =
-            candidates.list.iter().map(|candidate| crowds.number(candidate.group.as_ref())).collect();
-        let mut call = Call::default();
-        for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
-            call.key(key);
-        }
-        call.key(names.groups());
-        let ttl = asks.iter().map(|ask| ask.ttl).max().unwrap_or(WAITS.0);
-        call.arg(fresh_epoch()).arg(&*shared.name).number(ttl.clamp(WAITS.0, WAITS.1).as_millis());
-        call.number(candidates.list.len()).number(crowds.list.len()).number(asks.len());
-        for (Candidate { key, pool, group, fingerprint }, crowd) in candidates.list.iter().zip(crowded) {
-            call.key(names.pool(pool)).key(names.key(key)).key(names.leases(key));
-            call.arg(key.as_str()).arg(pool.as_str());
-            call.arg(group.as_ref().map_or("", GroupName::as_str)).arg(fingerprint_text(*fingerprint));
-            call.number(crowd);
-        }
-        for group in crowds.list {
-            call.key(names.crowd(group));
-        }
-        for (ask, order) in asks.iter().zip(&orders) {
-            call.key(names.lease(ask.lease));
-            call.arg(ask.lease.to_string()).arg(&*ask.owner.0).arg(ask.app.as_str());
-            call.arg(ask.model.as_ref().map_or("", |model| model.as_str()));
-            call.number(ask.ttl.as_millis()).number(ask.deadline.0).number(order.len());
-            for number in order {
-                call.number(number);
-            }
-        }
+        let mut candidates = Many::default();
+        let call = acquire_call(shared, provider, asks, &mut candidates);
         let live = shared.live(Instant::now() + CALL_LIMIT).await?;
         let replication = shared.known_replication(&live, provider);
-        let mut answer = shared.run(&shared.scripts.acquire, &call).await?;
+        let (now, mut answer) = shared.run_at(&shared.scripts.acquire, &call).await?;
         let epoch = epoch_of(&answer.text()?, &replication);
-        asks.iter().map(|ask| acquired(ask, answer.value()?, &epoch)).collect()
+        let mut answers = Vec::with_capacity(asks.len());
+        for ask in asks {
+            answers.push(match answer.value()? {
+                Value::Int(number) => {
+                    let token = FencingToken(answer.count()?);
+                    let candidate = named(candidates.list(), number)?;
+                    Acquired::Granted(granted(candidate, token, now.plus(ask.ttl), &epoch)?)
+                }
+                more => acquired(ask, more, &epoch)?,
+            });
+        }
+        Ok(answers)
     }
+}
+
+/// A candidate as a call names it.
+type Named<'a> = (&'a KeyId, &'a PoolName, Option<&'a GroupName>, Fingerprint);
+
+fn acquire_call<'a>(
+    shared: &Shared,
+    provider: &ProviderName,
+    asks: &'a [Acquire],
+    candidates: &mut Many<Named<'a>>,
+) -> Call {
+    let names = shared.names.of(provider);
+    let (firsts, others) = orders(asks, candidates);
+    let (mut pools, mut groups, mut terms) = (Few::default(), Few::default(), Few::default());
+    let mut call = Call::default();
+    for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
+        call.key(key);
+    }
+    call.key(names.groups());
+    let (mut in_pools, mut in_groups, mut fingerprints) = (Vec::new(), Vec::new(), String::new());
+    for (key, pool, group, fingerprint) in candidates.list() {
+        call.key(names.key(key)).key(names.leases(key));
+        in_pools.push(pools.number(*pool));
+        in_groups.push(groups.number_or_none(*group));
+        fingerprints.push_str(&fingerprint_text(*fingerprint));
+    }
+    let terms_of = |ask: &'a Acquire| terms.number((&ask.owner, &ask.app, ask.model.as_ref(), ask.ttl));
+    let on: Vec<usize> = asks.iter().map(terms_of).collect();
+    let ttl = asks.iter().map(|ask| ask.ttl).max().unwrap_or(WAITS.0);
+    call.arg(fresh_epoch()).arg(&*shared.name).number(ttl.clamp(WAITS.0, WAITS.1).as_millis());
+    call.number(in_pools.len()).number(pools.list().len()).number(groups.list().len());
+    call.number(terms.list().len()).number(asks.len());
+    call.number(asks.iter().map(|ask| ask.deadline.0).min().unwrap_or(0));
+    call.arg(if has_a_lease_twice(asks) { "1" } else { "0" });
+    call.arg(numbers_unless_all(1, &in_pools)).arg(numbers_unless_all(0, &in_groups));
+    call.arg(numbers_unless_all(1, &on));
+    call.arg(asks.iter().fold(String::new(), |text, ask| text + &ask.deadline.0.to_string() + " "));
+    call.arg(others).arg(fingerprints);
+    for pool in pools.list() {
+        call.key(names.pool(pool)).arg(pool.as_str());
+    }
+    for group in groups.list() {
+        call.key(names.crowd(group)).arg(group.as_str());
+    }
+    for (owner, app, model, ttl) in terms.list() {
+        call.arg(&*owner.0).arg(app.as_str()).arg(model.map_or("", |model| model.as_str()));
+        call.number(ttl.as_millis());
+    }
+    for (ask, first) in asks.iter().zip(firsts) {
+        call.key(names.lease(ask.lease)).number(first);
+    }
+    call
+}
+
+/// The first candidate of each ask, or 0, and a list of the others, which seldom matter.
+fn orders<'a>(asks: &'a [Acquire], candidates: &mut Many<Named<'a>>) -> (Vec<usize>, String) {
+    let (mut firsts, mut others) = (Vec::with_capacity(asks.len()), String::new());
+    for ask in asks {
+        let mut order = ask
+            .candidates
+            .iter()
+            .map(|one| candidates.number((&one.key, &one.pool, one.group.as_ref(), one.fingerprint)));
+        firsts.push(order.next().unwrap_or(0));
+        others.extend(order.flat_map(|number| [number.to_string(), " ".into()]));
+        others.push(';');
+    }
+    (firsts, others)
+}
+
+/// Each followed by a blank; "" where all are this one.
+fn numbers_unless_all(usual: usize, numbers: &[usize]) -> String {
+    if numbers.iter().all(|number| *number == usual) {
+        return String::new();
+    }
+    numbers.iter().fold(String::new(), |text, number| text + &number.to_string() + " ")
+}
+
+fn has_a_lease_twice(asks: &[Acquire]) -> bool {
+    asks.iter().enumerate().any(|(at, ask)| asks[..at].iter().any(|other| other.lease == ask.lease))
+}
+
+fn named<'a>(candidates: &[Named<'a>], number: i64) -> Result<Named<'a>, StoreError> {
+    let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+    at.and_then(|at| candidates.get(at)).copied().ok_or_else(|| nonsense("a candidate of nobody"))
+}
+
+fn granted(
+    (key, pool, group, _): Named<'_>,
+    token: FencingToken,
+    expires_at: StoreTime,
+    epoch: &Epoch,
+) -> Result<Grant, StoreError> {
+    Ok(Grant {
+        key: key.clone(),
+        pool: pool.clone(),
+        token,
+        expires_at,
+        probe: false,
+        wants_success: false,
+        epoch: epoch.clone(),
+        group: group_of(group, "")?,
+    })
 }
 
 fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, StoreError> {
     let mut answer = Reader::of(answer)?;
     match answer.number()? {
-        1 => {
-            let mut grant = Grant {
-                key: KeyId::parse(&answer.text()?).map_err(|_| nonsense("a bad key"))?,
-                pool: PoolName::parse(&answer.text()?).map_err(|_| nonsense("a bad pool"))?,
-                token: FencingToken(answer.count()?),
-                expires_at: StoreTime(answer.count()?),
-                probe: answer.number()? == 1,
-                wants_success: answer.number()? == 1,
-                epoch: epoch.clone(),
-                group: None,
-            };
-            let candidate = ask.candidates.iter().find(|candidate| candidate.key == grant.key);
-            grant.group = group_of(candidate.and_then(|one| one.group.as_ref()), &answer.text()?)?;
-            Ok(Acquired::Granted(grant))
-        }
+        1 => granted_in_full(ask, &mut answer, epoch).map(Acquired::Granted),
         0 => {
             let mut refusal = Refusal {
                 reasons: Vec::with_capacity(ask.candidates.len()),
@@ -282,6 +312,23 @@ fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, Sto
         2 => Ok(Acquired::Late),
         _ => Err(nonsense("an unknown answer to an acquire")),
     }
+}
+
+/// A grant that says more than most, or that an earlier call was given, whose answer was lost.
+fn granted_in_full(ask: &Acquire, answer: &mut Reader, epoch: &Epoch) -> Result<Grant, StoreError> {
+    let mut grant = Grant {
+        key: KeyId::parse(&answer.text()?).map_err(|_| nonsense("a bad key"))?,
+        pool: PoolName::parse(&answer.text()?).map_err(|_| nonsense("a bad pool"))?,
+        token: FencingToken(answer.count()?),
+        expires_at: StoreTime(answer.count()?),
+        probe: answer.number()? == 1,
+        wants_success: answer.number()? == 1,
+        epoch: epoch.clone(),
+        group: None,
+    };
+    let candidate = ask.candidates.iter().find(|candidate| candidate.key == grant.key);
+    grant.group = group_of(candidate.and_then(|one| one.group.as_ref()), &answer.text()?)?;
+    Ok(grant)
 }
 
 /// The group that a grant tells: the one asked for, or where answers say it, what they have named.
@@ -321,37 +368,5 @@ fn reason(answer: &mut Reader) -> Result<Reason, StoreError> {
             _ => Err(nonsense("an unknown status")),
         },
         _ => Err(nonsense("an unknown reason")),
-    }
-}
-
-impl Batched for Release {
-    /// Slots freed: 0 or 1. Which of a batch was freed is not told apart, only how many were.
-    type Answer = usize;
-
-    async fn call(
-        shared: &Arc<Shared>,
-        provider: &ProviderName,
-        asks: &[Self],
-    ) -> Result<Vec<usize>, StoreError> {
-        let names = shared.names.of(provider);
-        let mut call = Call::default();
-        call.key(names.probes()).key(names.waiting()).key(names.groups());
-        call.arg(shared.names.channel()).arg(&*shared.name).arg(provider.as_str()).number(asks.len());
-        let mut crowds = Crowds::default();
-        for Release { lease, key, pool, group, .. } in asks {
-            call.key(names.leases(key)).key(names.lease(*lease));
-            call.arg(lease.to_string()).arg(key.as_str()).arg(pool.as_str());
-            call.number(crowds.number(group.as_ref()));
-        }
-        for group in crowds.list {
-            call.key(names.crowd(group)).arg(group.as_str());
-        }
-        let mut answer = shared.run(&shared.scripts.release, &call).await?;
-        let freed = usize::try_from(answer.count()?).unwrap_or(usize::MAX);
-        if answer.number()? == 1 {
-            // Those who wait for its group, or its provider's probe, wait for other keys too.
-            shared.tell(StoreEvent::Changed(provider.clone()));
-        }
-        Ok((0..asks.len()).map(|nth| usize::from(nth < freed)).collect())
     }
 }

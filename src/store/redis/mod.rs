@@ -12,7 +12,9 @@
 //! supervise.rs  keeping one: connect, greet, watch, connect again
 //! errors.rs     what an error means
 //! batch.rs      calls that arrive together go together
-//! lend.rs       acquire, renew, release
+//! call.rs       a script's keys and arguments, what its asks share sent once
+//! lend.rs       acquire, renew
+//! give_back.rs  release
 //! keys.rs       report, settings, status, revocation
 //! view.rs       the whole state, for people; and repairing what cannot be
 //! values.rs     reading answers
@@ -37,7 +39,9 @@ use crate::config::RedisConfig;
 use crate::model::{KeyId, LeaseId, ProviderName};
 
 mod batch;
+mod call;
 mod errors;
+mod give_back;
 mod keys;
 mod lend;
 mod link;
@@ -50,6 +54,7 @@ mod view;
 pub use scripts::REDIS_TIME;
 
 use batch::Batcher;
+use call::Call;
 use errors::{Verdict, in_words, judge};
 use link::Live;
 use names::Names;
@@ -263,10 +268,16 @@ impl Shared {
 
     /// Runs a script. Repeats what is safe to repeat while the time lasts.
     async fn run(&self, script: &Script, call: &Call) -> Result<Reader, StoreError> {
+        self.run_at(script, call).await.map(|(_, reader)| reader)
+    }
+
+    /// The same, and when the script ran.
+    async fn run_at(&self, script: &Script, call: &Call) -> Result<(StoreTime, Reader), StoreError> {
         let value = self.insist(&Asked::Script(script, call)).await?;
         let mut reader = Reader::of(value)?;
-        self.clock.saw(reader.number()?);
-        Ok(reader)
+        let now = reader.number()?;
+        self.clock.saw(now);
+        Ok((StoreTime(u64::try_from(now).unwrap_or(0)), reader))
     }
 
     /// Runs a pipeline of plain commands on keys of one provider.
@@ -414,37 +425,6 @@ impl Asked<'_> {
             Self::Pipe(pipe) => pipe.query_async(&mut conn).await,
             Self::Command(key, cmd) => conn.on_node_of(key, (*cmd).clone()).await,
         }
-    }
-}
-
-/// A script's keys and arguments as they are gathered.
-#[derive(Default)]
-struct Call {
-    keys: Vec<String>,
-    args: Vec<String>,
-}
-
-impl Call {
-    fn key(&mut self, key: String) -> &mut Self {
-        self.keys.push(key);
-        self
-    }
-
-    fn arg(&mut self, arg: impl Into<String>) -> &mut Self {
-        self.args.push(arg.into());
-        self
-    }
-
-    #[allow(clippy::needless_pass_by_value, reason = "numbers are passed")]
-    fn number(&mut self, number: impl ToString) -> &mut Self {
-        self.args.push(number.to_string());
-        self
-    }
-
-    fn command(&self, verb: &str, script: &str) -> Cmd {
-        let mut cmd = redis::cmd(verb);
-        cmd.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);
-        cmd
     }
 }
 

@@ -174,7 +174,7 @@ impl Ledger {
         };
         let grant = self.grant_of(&lease, self.told(ask, &lease));
         if let Some(key) = self.keys.get_mut(&candidate.key) {
-            key.last_used_at = Some(now);
+            key.is_used(now);
             key.leases.insert(ask.lease);
             if key.learned.is_some() && key.learned_cap(now).is_none() {
                 key.learned = None;

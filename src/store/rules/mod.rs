@@ -42,6 +42,8 @@ use tracked::Tracked;
 
 /// How long a key that no sidecar names any more is kept.
 const KEPT_UNSEEN: Duration = Duration::from_hours(24);
+/// How often it is written that a key is used. Redis' scripts have the same.
+const USED_EVERY: Duration = Duration::from_secs(1);
 
 /// Whether an unrenewed lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +155,13 @@ impl Key {
     /// The cap for new leases.
     fn cap_in_force(&self, now: StoreTime) -> u32 {
         self.learned_cap(now).unwrap_or(self.cap())
+    }
+
+    /// It is lent now, which is noted once in a while: people read it, and no decision needs it closer.
+    fn is_used(&mut self, now: StoreTime) {
+        if self.last_used_at.is_none_or(|used| now < used || now >= used.plus(USED_EVERY)) {
+            self.last_used_at = Some(now);
+        }
     }
 }
 
