@@ -576,6 +576,12 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_and_loses_its_slot() {
     left_and_free(&provider, &lessor, 1).await;
     ends_early(raw).await;
     assert_eq!(lessor.status("a").await, "available", "no key is blamed for a client");
+    eventually("the log blames no provider", async || {
+        let outcome = |line: &serde_json::Value| support::lessor::field(line, "outcome") == "cancelled";
+        lessor.log_lines().iter().any(outcome).then_some(())
+    })
+    .await;
+    assert!(!lessor.log().contains("upstream_idle"), "{}", lessor.log());
 }
 
 #[tokio::test]

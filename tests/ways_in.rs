@@ -303,7 +303,6 @@ async fn trace_is_405_so_that_no_provider_can_read_the_key_back() {
 #[tokio::test]
 async fn a_target_in_a_denied_net_is_refused_by_every_way() {
     let provider = Provider::start(openai).await;
-    let origin = elsewhere().await;
     let lessor = start(&provider).await;
     let Door::Tcp(admin) = lessor.admin_door() else { unreachable!() };
     for authority in [
@@ -326,8 +325,16 @@ async fn a_target_in_a_denied_net_is_refused_by_every_way() {
     }
     let denied = Setup::openai(&provider).key(Key::new("a")).set("proxy.deny_nets", "[\"127.0.0.0/8\"]");
     let lessor = denied.start().await;
-    lessor.get(&format!("http://{}/", origin.addr())).await.is_error(403, "destination_denied");
-    assert_eq!(origin.count(), 0);
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = silent.local_addr().unwrap();
+    lessor.get(&format!("http://{at}/")).await.is_error(403, "destination_denied");
+    lessor.get(&format!("http://localhost:{}/", at.port())).await.is_error(403, "destination_denied");
+    let mut raw = lessor.raw().await;
+    raw.write(format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n")).await;
+    assert!(raw.rest().await.starts_with("HTTP/1.1 403 destination_denied: "));
+    // Nor is it knocked at: the first connection there is this one.
+    let own = tokio::net::TcpStream::connect(at).await.unwrap();
+    assert_eq!(silent.accept().await.unwrap().1, own.local_addr().unwrap());
 }
 
 #[tokio::test]

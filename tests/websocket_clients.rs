@@ -56,7 +56,9 @@ async fn session(peer: &mut Peer) {
 }
 
 async fn start(far: &Far) -> Lessor {
-    far.setup().key(Key::new("a").cap(1).secret(SECRET)).start().await
+    // Offered or not, HTTP/2 is none of theirs.
+    let setup = far.setup().set("proxy.alpn", "[\"h2\", \"http/1.1\"]");
+    setup.key(Key::new("a").cap(1).secret(SECRET)).start().await
 }
 
 /// What a client finds in its environment: lessor's base URL; or lessor as a proxy, and its CA.
