@@ -413,6 +413,19 @@ async fn nothing_else_is_added_changed_or_left_over() {
 }
 
 #[tokio::test]
+async fn what_lessor_says_of_itself_in_an_answer_can_be_switched_off() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("listen.response_headers", "false");
+    let lessor = setup.start().await;
+    for target in ["/openai/v1/models", "http://api.openai.com/v1/models"] {
+        let answer = lessor.get(target).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert!(!format!("{:?}", answer.headers).contains("x-lessor"), "{:?}", answer.headers);
+    }
+    lessor.get("/none/v1/models").await.is_error(404, "unknown_provider");
+}
+
+#[tokio::test]
 async fn redirects_are_passed_on_and_never_followed() {
     let provider =
         Provider::start(|_| Play::whole(307, &[("location", "http://127.0.0.1:1/elsewhere")], "")).await;
@@ -438,7 +451,11 @@ async fn a_provider_whose_certificate_is_not_trusted_gets_no_byte() {
 async fn a_silent_or_slow_client_is_not_kept_for_ever() {
     let provider = Provider::start(openai).await;
     let setup = Setup::openai(&provider).key(Key::new("a")).set("timeouts.header", "\"300ms\"");
-    let lessor = setup.start().await;
+    let lessor = setup.set("timeouts.keep_alive", "\"500ms\"").start().await;
+    let mut idle = lessor.raw().await;
+    idle.write(format!("GET /openai/v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", lessor.authority())).await;
+    assert_eq!(idle.answer().await.0, 200);
+    assert!(idle.closes_within(ms(3000)).await, "an idle connection is kept open");
     for beginning in
         ["", "GET /openai/v1/mod", "GET /openai/v1/models HTTP/1.1\r\nHost: local", "PRI * HTTP/2.0\r\n"]
     {
