@@ -9,7 +9,11 @@ use support::client::{fed, full, patterned};
 use support::lessor::chat;
 use support::plays::openai;
 use support::provider::ok;
-use support::{Cut, Gate, Key, Lessor, Play, Provider, Request, Setup, eventually, eventually_within, ms};
+use support::{
+    Cut, Gate, Key, Lessor, NEVER, Play, Provider, Request, Setup, eventually, eventually_within, ms, tunnel,
+    within,
+};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 
 const GIB: u64 = 1 << 30;
 const SECOND: Duration = Duration::from_secs(1);
@@ -338,6 +342,49 @@ async fn an_answer_that_breaks_off_is_an_error_at_the_client_and_blames_no_key()
         }
         assert_eq!(provider.count(), broken_answers().len(), "no answer that began is asked for again");
     }
+}
+
+/// HTTP/1.0 has no chunks: where a length is not known, the end of the connection is the body's.
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_a_reset_to_a_client_of_http_1_0() {
+    // Each break comes once the part before it is here.
+    let gates: [Gate; 4] = Default::default();
+    let held = gates.clone();
+    let provider = Provider::start(move |seen| {
+        let n: usize = seen.path().rsplit('/').next().unwrap().parse().unwrap();
+        let play = Play::sse().event("one").until(&held[n]);
+        if n == 2 { play.silence() } else { play.cut(Cut::Close) }
+    })
+    .await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).set("timeouts.idle", "\"1s\"").start().await;
+    let get = |target: &str, host: &str| format!("GET {target} HTTP/1.0\r\nHost: {host}\r\n\r\n");
+    let own = lessor.authority();
+    for (n, target, host) in [
+        (0, "/openai/v1/0", own.as_str()),
+        (1, "http://api.openai.com/v1/1", "api.openai.com"),
+        (2, "/openai/v1/2", own.as_str()),
+    ] {
+        let mut raw = lessor.raw().await;
+        raw.write(get(target, host)).await;
+        raw.read_to("one").await;
+        gates[n].open();
+        is_reset(&mut raw.0, target).await;
+    }
+    let raw = tunnel::connect(&lessor, "api.openai.com:443").await;
+    let mut inside = tunnel::tls(&lessor, raw, "api.openai.com").await.unwrap();
+    inside.write_all(get("/v1/3", "api.openai.com").as_bytes()).await.unwrap();
+    gates[3].open();
+    is_reset(&mut inside, "inside of TLS").await;
+    lessor.is_free_within_a_second("a").await;
+}
+
+/// Fails unless the connection is reset, whatever came before.
+async fn is_reset(socket: &mut (impl AsyncRead + Unpin), what: &str) {
+    let mut seen = Vec::new();
+    let ended = within(NEVER, what, socket.read_to_end(&mut seen)).await;
+    let why = ended.expect_err("a clean end").kind();
+    let shown = String::from_utf8_lossy(&seen);
+    assert_eq!(why, std::io::ErrorKind::ConnectionReset, "{what}: {shown}");
 }
 
 #[tokio::test]
