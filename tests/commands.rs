@@ -166,7 +166,7 @@ async fn a_request_that_waits_for_the_key_is_served_with_its_new_secret() {
     let held = gate.clone();
     let provider = Provider::start(move |seen| match seen.key() {
         CANARY => Play::new().until(&held).then(openai(seen)),
-        _ => openai(seen),
+        key => Play::whole(200, &[("x-echo", key)], key.to_owned()),
     })
     .await;
     let home = Arc::new(Home::default());
@@ -189,6 +189,8 @@ async fn a_request_that_waits_for_the_key_is_served_with_its_new_secret() {
     for asked in [first, second] {
         let answer = asked.await.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
+        // It came before the secret did, and yet that is masked.
+        assert!(!answer.text().contains("sk-NEW") && !answer.header("x-echo").contains("sk-NEW"));
     }
     assert_eq!(provider.keys_seen(), [CANARY, NEW]);
 }
