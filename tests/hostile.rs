@@ -31,6 +31,32 @@ async fn a_doubtful_head_hidden_behind_another_request_is_not_repaired() {
     }
 }
 
+/// Part of the head lies in the HTTP library's buffer by the time it is looked at.
+#[tokio::test]
+async fn a_doubtful_head_that_began_while_another_request_was_served_is_not_repaired() {
+    for lengths in
+        ["Transfer-Encoding: chunked\r\nContent-Length: 5", "Content-Length: 5\r\nTransfer-Encoding: chunked"]
+    {
+        let gate = Gate::default();
+        let held = gate.clone();
+        let provider = Provider::plain(move |_| Play::new().until(&held).then(ok())).await;
+        let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+        let host = lessor.authority();
+        let mut raw = lessor.raw().await;
+        raw.write(format!("GET /openai/v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        provider.request(1).await;
+        raw.write(format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\n{lengths}\r\n")).await;
+        // Whenever it is read, it is refused; here it is read meanwhile.
+        tokio::time::sleep(ms(100)).await;
+        gate.open();
+        assert_eq!(raw.answer().await.0, 200);
+        raw.write("X-Mine: 1\r\n\r\n0\r\n\r\n").await;
+        let (status, said) = raw.answer().await;
+        assert!(status == 400 && said.contains("x-lessor-error: bad_request"), "{said}");
+        assert_eq!(provider.count(), 1, "the second request reached the provider");
+    }
+}
+
 #[tokio::test]
 async fn a_malformed_head_behind_another_request_is_answered_in_lessors_words() {
     let provider = Provider::plain(openai).await;
@@ -173,7 +199,7 @@ async fn a_host_to_which_no_connection_comes_about_is_504_in_time_by_every_way()
         for target in ["/openai/v1/models", "/xai/v1/models", &format!("http://{at}/")] {
             let begun = std::time::Instant::now();
             lessor.get(target).await.is_error(504, "upstream_timeout");
-            assert!(begun.elapsed() < ms(2000), "{target}: {:?}", begun.elapsed());
+            assert!(begun.elapsed() < ms(4000), "{target}: {:?}", begun.elapsed());
         }
         let mut raw = lessor.raw().await;
         raw.write(format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n")).await;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use support::h2::H2;
 use support::provider::ok;
 use support::socket::{Far, ask_over, handshake};
-use support::{Key, Provider, Request, Setup, sandbox};
+use support::{Door, Key, Provider, Request, Setup, sandbox};
 use tokio::net::UdpSocket;
 
 /// What a name means, one entry a lookup; the last one stays.
@@ -81,6 +81,7 @@ async fn a_name_is_resolved_once_judged_and_that_address_is_dialled() {
         ("turns.example", vec![vec![here], vec![metadata]]),
         ("tunnel.example", vec![vec![here], vec![metadata]]),
         ("both.example", vec![vec![here, metadata]]),
+        ("own.example", vec![vec![here]]),
         ("socket.example", vec![vec![here], vec![metadata]]),
         ("streams.example", vec![vec![here], vec![metadata]]),
         ("checked.example", vec![vec![here], vec![metadata]]),
@@ -118,6 +119,16 @@ async fn a_name_is_resolved_once_judged_and_that_address_is_dialled() {
     assert_eq!((tunnel(format!("tunnel.example:{port}")).await, names.asked("tunnel.example")), (200, 1));
     assert_eq!(tunnel(format!("tunnel.example:{port}")).await, 403);
     assert_eq!(tunnel(format!("both.example:{port}")).await, 403);
+
+    // A name that leads to lessor itself is allowed until the port is known.
+    let Door::Tcp(admin) = lessor.admin_door() else { unreachable!() };
+    let Door::Tcp(proxy) = lessor.door() else { unreachable!() };
+    for port in [admin.port(), proxy.port()] {
+        let answer = lessor.get(&format!("http://own.example:{port}/healthz")).await;
+        answer.is_error(403, "destination_denied");
+        assert!(answer.text().contains("its own listener"), "{}", answer.text());
+        assert_eq!(tunnel(format!("own.example:{port}")).await, 403);
+    }
 
     // A WebSocket's way is the same.
     let mut far = Far::plain().await;

@@ -310,6 +310,7 @@ async fn a_target_in_a_denied_net_is_refused_by_every_way() {
         "[::ffff:169.254.169.254]:80".to_owned(),
         "100.100.100.200:80".to_owned(),
         admin.to_string(),
+        // The provider's own host, at a port that is not its.
         format!("localhost.:{}", admin.port()),
     ] {
         let answer = lessor.get(&format!("http://{authority}/")).await;
