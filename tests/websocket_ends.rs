@@ -287,6 +287,22 @@ async fn a_key_is_free_when_the_provider_ended_though_the_client_has_yet_to_read
 }
 
 #[tokio::test]
+async fn a_key_is_free_when_the_provider_broke_off_behind_what_the_client_does_not_take() {
+    for tls in [false, true] {
+        let mut far = if tls { Far::tls().await } else { Far::plain().await };
+        let lessor = setup(&far).start().await;
+        let (mut near, mut provider) = open(&lessor, &mut far).await;
+        let sent = provider.flood(&Frame::new(BINARY, vec![7; 100_000]).bytes(), ms(500)).await;
+        assert!(sent > 100_000, "{sent}");
+        provider.reset();
+        lessor.is_free_within_a_second("a").await;
+        let (seen, in_order) = within(LONG, "the rest", near.rest()).await;
+        assert!(!in_order && (seen.len() as u64) < sent, "{} of {sent}, in order: {in_order}", seen.len());
+        assert_eq!(outcome(&lessor).await, "upstream_broke");
+    }
+}
+
+#[tokio::test]
 async fn a_drain_lets_sockets_run_up_to_the_grace_and_then_cuts_them() {
     let mut far = Far::plain().await;
     let mut lessor = setup(&far).set("shutdown.grace", "\"2s\"").start().await;
