@@ -744,6 +744,45 @@ fn unread(lessor: &Lessor, ours: std::net::SocketAddr, theirs: std::net::SocketA
 }
 
 #[tokio::test]
+async fn many_queued_uploads_take_no_more_memory_together_than_they_may() {
+    const UPLOADS: usize = 64;
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider =
+        Provider::plain(
+            move |seen| {
+                if seen.number == 0 { Play::sse().event("one").until(&held).done() } else { ok() }
+            },
+        )
+        .await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("queue.max_wait", "\"1m\"");
+    let lessor = setup.set("retry.max_total", "\"8MiB\"").start().await;
+    let mut first = lessor.open(chat("gpt-4o-mini")).await;
+    first.read_to("one").await;
+    let before = lessor.resident_kib();
+    let host = lessor.authority();
+    let head =
+        format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {}\r\n\r\n", 8 << 20);
+    let mut queued = Vec::new();
+    for _ in 0..UPLOADS {
+        let mut raw = lessor.raw().await;
+        raw.write(&head).await;
+        queued.push(raw);
+    }
+    lessor.comes_to_queue(UPLOADS).await;
+    let part = support::pattern().slice(..128 * 1024);
+    for raw in &mut queued {
+        // As much as is taken: up to the kernel's buffers, beyond lessor's bounds.
+        while tokio::time::timeout(ms(20), raw.0.write_all(&part)).await.is_ok_and(|sent| sent.is_ok()) {}
+    }
+    let grown = lessor.peak_kib().saturating_sub(before);
+    assert!(grown < 64 * 1024, "resident memory grew by {grown} KiB");
+    drop(queued);
+    gate.open();
+    lessor.is_free_within_a_second("a").await;
+}
+
+#[tokio::test]
 async fn a_queued_upload_of_tiny_chunks_takes_little_memory() {
     const CHUNKS: usize = 300_000;
     let gate = Gate::default();
