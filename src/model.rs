@@ -651,7 +651,7 @@ impl Mode {
     }
 }
 
-/// A provider's host that a CONNECT named: its tunnel is opened here.
+/// What a CONNECT named whose tunnel is opened here: a provider's host, or the sidecar itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     /// Lower case, no brackets.
@@ -662,6 +662,8 @@ pub struct Site {
     pub names: Vec<String>,
     /// Who asked.
     pub app: AppName,
+    /// It is the sidecar itself: what is inside is in base-URL mode, and in the clear.
+    pub is_own: bool,
 }
 
 /// The inside of such a tunnel, as every request in it finds it.

@@ -12,7 +12,9 @@ use support::lessor::{Home, Ran, run};
 use support::plays::{anthropic, openai};
 use support::provider::{Certificates, Manners};
 use support::sdk::{node_dir, node24_path, python_path, root};
+use support::tunnel::connect;
 use support::{Key, Lessor, Play, Provider, Seen, Setup};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -61,6 +63,13 @@ impl Row {
         Self::new(node24_path().display(), "clients.mjs", name, client)
     }
 
+    /// It is given the way to the proxy for https alone, and knows no password of it.
+    fn java() -> Self {
+        let mut row = Self::new("java", "Trust.java", "java", "").only_tls();
+        row.words.pop();
+        row
+    }
+
     fn by_base_url(self) -> Self {
         Self { has_base_url: true, ..self }
     }
@@ -87,6 +96,7 @@ fn rows() -> Vec<Row> {
     vec![
         Row::sh("curl"),
         Row::sh("wget"),
+        Row::java(),
         Row::python("requests", "requests"),
         Row::python("urllib", "urllib"),
         Row::python("httpx", "httpx"),
@@ -250,7 +260,8 @@ fn judge(addresses: &[(String, bool)], ran: &Ran) -> Option<String> {
             )
         } else {
             // A refused connection, or a refusal by lessor, would be another reason.
-            (format!("failed {url} "), line.to_ascii_lowercase().contains("certificate"))
+            let line = line.to_ascii_lowercase();
+            (format!("failed {url} "), ["certificate", "certpath"].iter().any(|word| line.contains(word)))
         };
         !line.starts_with(&start) || !said
     };
@@ -275,6 +286,28 @@ async fn every_client_reaches_the_provider_by_a_leased_key_and_trusts_others_as_
     }
 }
 
+/// gron is of Go and knows no proxy: its connection is led into a tunnel, and what it trusts is the environment's.
+#[tokio::test]
+async fn gos_verifier_takes_the_chain_and_no_other_than_before() {
+    if !support::sandbox::inside("gos_verifier_takes_the_chain_and_no_other_than_before").await {
+        return;
+    }
+    let world = Arc::new(world(Setup::new(), "").await);
+    let (listener, leading) = (TcpListener::bind("127.0.0.1:443").await.unwrap(), world.clone());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut tunnel = connect(&leading.lessor, "api.openai.com:443").await;
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut tunnel.0).await });
+        }
+    });
+    let row = Row::sh("gron").only_tls();
+    let addresses = world.addresses(&row);
+    let mut command = world.exec();
+    command.args(&row.words).args(addresses.iter().map(|(url, _)| url));
+    let ran = run(command).await;
+    assert_eq!(judge(&addresses, &ran).or_else(|| world.seen_wrong(&row)), None, "{ran:#?}");
+}
+
 /// The token stands in the proxy's address, which not all clients read alike.
 #[tokio::test]
 async fn every_client_is_known_by_its_apps_token_also_where_http_2_is_offered() {
@@ -287,7 +320,8 @@ async fn every_client_is_known_by_its_apps_token_also_where_http_2_is_offered() 
     let setup = setup.set("apps.checkout.token", "{ env = \"CHECKOUT\" }").env("CHECKOUT", TOKEN);
     let mut world = world(setup, "").await;
     world.how = (&["--app-token-env", "CHECKOUT"], &[("CHECKOUT", TOKEN)]);
-    let rows: Vec<_> = rows().into_iter().filter(|row| row.name != "bare-connect").collect();
+    let rows: Vec<_> =
+        rows().into_iter().filter(|row| !["bare-connect", "java"].contains(&row.name)).collect();
     world.all_work(&rows).await;
 }
 

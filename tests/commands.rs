@@ -125,6 +125,7 @@ async fn a_new_secret_serves_new_requests_and_those_in_flight_end_with_the_old_o
     let provider = Provider::start(move |seen| match (seen.key(), seen.path()) {
         (CANARY, "/v1/held") => Play::sse().event("one").until(&held).event(CANARY).event("two").done(),
         (CANARY, "/v1/late") => Play::new().until(&held).then(invalid_key()),
+        (key, "/v1/echo") => Play::whole(200, &[("x-echo", key)], key.to_owned()),
         _ => openai(seen),
     })
     .await;
@@ -151,7 +152,10 @@ async fn a_new_secret_serves_new_requests_and_those_in_flight_end_with_the_old_o
     let late = late.await.unwrap();
     assert_eq!(lessor.status("a").await, "available", "{}", late.text());
     assert_eq!(lessor.chat().await.status, 200);
+    let echo = lessor.get("/openai/v1/echo").await;
     assert_eq!(provider.keys_seen().last().unwrap(), NEW);
+    let stars = "*".repeat(NEW.len());
+    assert_eq!((echo.header("x-echo"), echo.text()), (&*stars, stars.clone()), "and so is the new one");
     assert!(!lessor.log().contains("CANARY") && !lessor.log().contains("sk-NEW"));
 }
 
@@ -162,7 +166,7 @@ async fn a_request_that_waits_for_the_key_is_served_with_its_new_secret() {
     let held = gate.clone();
     let provider = Provider::start(move |seen| match seen.key() {
         CANARY => Play::new().until(&held).then(openai(seen)),
-        _ => openai(seen),
+        key => Play::whole(200, &[("x-echo", key)], key.to_owned()),
     })
     .await;
     let home = Arc::new(Home::default());
@@ -185,6 +189,8 @@ async fn a_request_that_waits_for_the_key_is_served_with_its_new_secret() {
     for asked in [first, second] {
         let answer = asked.await.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
+        // It came before the secret did, and yet that is masked.
+        assert!(!answer.text().contains("sk-NEW") && !answer.header("x-echo").contains("sk-NEW"));
     }
     assert_eq!(provider.keys_seen(), [CANARY, NEW]);
 }

@@ -176,8 +176,8 @@ async fn javas_client_trusts_the_intercepted_host_and_what_the_system_trusts_wit
     java.env("SSL_CERT_FILE", origin.ca_file());
     let said = run(java).await;
     let lines: Vec<_> = said.ok().lines().collect();
-    assert!(lines[0].starts_with("200 ") && lines[0].contains("gpt-4o-mini"), "{said:?}");
-    assert_eq!(lines[1], "200 \"direct\"", "{said:?}");
+    assert!(lines[0].starts_with("answered ") && lines[0].contains("gpt-4o-mini"), "{said:?}");
+    assert_eq!(lines[1], format!("answered {direct} \"direct\""), "{said:?}");
     assert_eq!((provider.count(), origin.count()), (1, 1));
     assert_eq!(provider.request(1).await.key(), CANARY);
 }

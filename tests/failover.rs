@@ -35,6 +35,24 @@ fn now_ms() -> u64 {
 }
 
 #[tokio::test]
+async fn a_refusal_whose_body_never_ends_is_judged_by_what_there_is() {
+    let provider = Provider::start(|seen| match seen.key() {
+        "sk-a" => {
+            Play::new().head(429, &[("content-length", "1000"), ("retry-after", "20")]).bytes("{").silence()
+        }
+        _ => openai(seen),
+    })
+    .await;
+    let lessor = two_keys(&provider).await;
+    let begun = Instant::now();
+    let answer = lessor.get("/openai/v1/models").await;
+    assert_eq!((answer.status, answer.header("x-lessor-key")), (200, "b"), "{}", answer.text());
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert!(rests(&lessor.key("a").await));
+    lessor.is_free_within_a_second("a").await;
+}
+
+#[tokio::test]
 async fn a_key_the_provider_rate_limits_cools_down_and_the_request_succeeds_with_another() {
     let refused = AtomicBool::new(false);
     let provider = Provider::start(move |seen| {

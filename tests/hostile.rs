@@ -6,6 +6,7 @@ mod support;
 use support::client::fed;
 use support::plays::openai;
 use support::provider::{Manners, ok};
+use support::socket::{REALTIME, ask};
 use support::{Gate, Key, Play, Provider, Request, Setup, ms};
 
 #[tokio::test]
@@ -27,6 +28,32 @@ async fn a_doubtful_head_hidden_behind_another_request_is_not_repaired() {
         assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
         assert!(said.contains("HTTP/1.1 400 ") && said.contains("x-lessor-error: bad_request"), "{said}");
         assert_eq!(provider.count(), before + 1, "the second request reached the provider");
+    }
+}
+
+/// Part of the head lies in the HTTP library's buffer by the time it is looked at.
+#[tokio::test]
+async fn a_doubtful_head_that_began_while_another_request_was_served_is_not_repaired() {
+    for lengths in
+        ["Transfer-Encoding: chunked\r\nContent-Length: 5", "Content-Length: 5\r\nTransfer-Encoding: chunked"]
+    {
+        let gate = Gate::default();
+        let held = gate.clone();
+        let provider = Provider::plain(move |_| Play::new().until(&held).then(ok())).await;
+        let lessor = Setup::openai(&provider).key(Key::new("a")).start().await;
+        let host = lessor.authority();
+        let mut raw = lessor.raw().await;
+        raw.write(format!("GET /openai/v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        provider.request(1).await;
+        raw.write(format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\n{lengths}\r\n")).await;
+        // Whenever it is read, it is refused; here it is read meanwhile.
+        tokio::time::sleep(ms(100)).await;
+        gate.open();
+        assert_eq!(raw.answer().await.0, 200);
+        raw.write("X-Mine: 1\r\n\r\n0\r\n\r\n").await;
+        let (status, said) = raw.answer().await;
+        assert!(status == 400 && said.contains("x-lessor-error: bad_request"), "{said}");
+        assert_eq!(provider.count(), 1, "the second request reached the provider");
     }
 }
 
@@ -137,4 +164,59 @@ async fn a_client_hears_what_was_too_much_in_its_providers_answer() {
         assert!(message.contains("more than 100 header lines or 256 KiB"), "{case}: {message}");
     }
     assert_eq!(lessor.get("/openai/v1/models").await.status, 200);
+}
+
+/// A listener whose queue is full: whoever connects hears nothing.
+async fn full() -> (tokio::net::TcpListener, Vec<tokio::net::TcpStream>) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let (at, mut queued) = (listener.local_addr().unwrap(), Vec::new());
+    while let Ok(connected) = tokio::time::timeout(ms(300), tokio::net::TcpStream::connect(at)).await {
+        queued.push(connected.unwrap());
+    }
+    (listener, queued)
+}
+
+#[tokio::test]
+async fn a_host_to_which_no_connection_comes_about_is_504_in_time_by_every_way() {
+    let (listener, _queued) = full().await;
+    let at = listener.local_addr().unwrap();
+    // Takes connections, and says nothing in them.
+    let mute = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let setup = Setup::new().set("timeouts.connect", "\"300ms\"").set("retry.max_attempts", "1");
+    let lessor = setup
+        .set("providers.openai.base_url", &format!("\"http://localhost:{}\"", at.port()))
+        .set(
+            "providers.xai.base_url",
+            &format!("\"https://localhost:{}\"", mute.local_addr().unwrap().port()),
+        )
+        .key(Key::new("a").cap(1))
+        .key(Key::new("b").of("xai").cap(1))
+        .start()
+        .await;
+    for _ in 0..5 {
+        for target in ["/openai/v1/models", "/xai/v1/models", &format!("http://{at}/")] {
+            let begun = std::time::Instant::now();
+            lessor.get(target).await.is_error(504, "upstream_timeout");
+            assert!(begun.elapsed() < ms(4000), "{target}: {:?}", begun.elapsed());
+        }
+        let mut raw = lessor.raw().await;
+        raw.write(format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n")).await;
+        let said = raw.rest().await;
+        assert!(said.starts_with("HTTP/1.1 504 upstream_timeout: "), "{said}");
+        let near = ask(&lessor, REALTIME, "").await.answered().await;
+        assert_eq!(
+            (near.status(), near.header("x-lessor-error")),
+            (504, "upstream_timeout"),
+            "{}",
+            near.head
+        );
+    }
+    lessor.is_free_within_a_second("a").await;
+    lessor.is_free_within_a_second("b").await;
+    assert_eq!(
+        (lessor.status("a").await, lessor.status("b").await),
+        ("available".into(), "available".into())
+    );
 }

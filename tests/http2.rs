@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use support::client::{fed, full, patterned};
@@ -13,8 +13,11 @@ use support::plays::openai;
 use support::provider::ok;
 use support::sdk::curl;
 use support::tunnel::{connect, tls_client, trusted};
-use support::{Cut, Gate, Key, Lessor, NEVER, Play, Provider, Request, Setup, eventually, ms, within};
-use tokio::io::AsyncWriteExt as _;
+use support::{
+    Cut, Gate, Key, Lessor, NEVER, Play, Provider, Raw, Request, Setup, eventually, eventually_within, ms,
+    within,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 const BOTH: &str = "[\"h2\", \"http/1.1\"]";
@@ -127,6 +130,93 @@ async fn every_stream_inside_must_name_the_tunnels_host() {
     let answer = outside.ask(Request::get(&own).header("host", &lessor.authority())).await;
     assert_eq!(answer.status, 200);
     assert_eq!(provider.count(), 7);
+}
+
+/// One request as bytes, its fields neither indexed nor packed.
+fn frame_of(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.extend([0, name.len() as u8]);
+        block.extend(name.as_bytes());
+        block.push(value.len() as u8);
+        block.extend(value.as_bytes());
+    }
+    // HEADERS with END_STREAM and END_HEADERS, of stream 1, behind preface and settings.
+    let head = [0, 0, block.len() as u8, 1, 5, 0, 0, 0, 1];
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".as_slice(), &head, &block].concat()
+}
+
+/// The type and the payload of the frame that ends the wait for an answer on `raw`: of stream 1, or GOAWAY.
+async fn answer_to(raw: &mut Raw) -> (u8, Vec<u8>) {
+    loop {
+        let mut head = [0; 9];
+        within(NEVER, "a frame", raw.0.read_exact(&mut head)).await.unwrap();
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        raw.0.read_exact(&mut payload).await.unwrap();
+        if matches!(head[3], GOAWAY | RST_STREAM | HEADERS) {
+            return (head[3], payload);
+        }
+    }
+}
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+
+/// How HPACK writes `:status: 200`, which stands first.
+const OK: u8 = 0x88;
+
+#[tokio::test]
+async fn a_request_that_names_two_authorities_or_hosts_is_served_to_neither() {
+    let provider = Provider::start(openai).await;
+    let origin = Provider::origin(|_| ok()).await;
+    let lessor = start(&provider).await;
+    let (own, other) = (lessor.authority(), origin.addr().to_string());
+    let with = |more: &[(&'static str, &str)]| {
+        let mut fields = vec![(":method", "GET"), (":scheme", "http"), (":path", "/openai/v1/models")];
+        fields.extend(more);
+        frame_of(&fields)
+    };
+    let refused = [
+        with(&[(":authority", &own), (":authority", &other)]),
+        with(&[(":authority", &other), (":authority", &own)]),
+        with(&[(":authority", &own), (":authority", &own)]),
+        with(&[(":authority", &own), ("host", &own), ("host", &other)]),
+        with(&[(":authority", &own), ("host", &other)]),
+        with(&[(":authority", &other), ("host", &own)]),
+        with(&[("host", &own), (":authority", &own)]),
+        with(&[]),
+    ];
+    for bytes in refused {
+        let mut raw = lessor.raw().await;
+        raw.write(&bytes).await;
+        let (kind, payload) = answer_to(&mut raw).await;
+        assert!(kind != HEADERS || payload[0] != OK, "served: {bytes:?}");
+    }
+    let mut raw = lessor.raw().await;
+    raw.write(with(&[(":authority", &own), ("host", &own)])).await;
+    let (kind, payload) = answer_to(&mut raw).await;
+    assert_eq!((kind, payload[0]), (HEADERS, OK), "the frames are good ones");
+    assert_eq!(provider.request(1).await.key(), "sk-a");
+    assert_eq!((provider.count(), origin.count()), (1, 0));
+    lessor.is_free_within_a_second("a").await;
+}
+
+/// Its machine may be gone without a word: no byte comes back, and the provider is silent, too.
+#[tokio::test]
+async fn a_client_that_answers_no_ping_loses_its_streams_within_a_minute() {
+    let provider = Provider::plain(|_| Play::sse().event("one").silence()).await;
+    let lessor = start(&provider).await;
+    let mut raw = lessor.raw().await;
+    let own = lessor.authority();
+    let fields = [(":method", "GET"), (":scheme", "http"), (":path", "/openai/v1/x"), (":authority", &own)];
+    raw.write(frame_of(&fields)).await;
+    lessor.comes_to_use("a", 1).await;
+    eventually_within(Duration::from_secs(60), "its slot is free", async || {
+        (lessor.in_use("a").await == 0).then_some(())
+    })
+    .await;
+    eventually("the provider sees the end", async || provider.seen()[0].gone).await;
 }
 
 #[tokio::test]
@@ -293,9 +383,11 @@ async fn an_answer_that_breaks_off_is_a_reset_and_a_whole_one_keeps_its_trailers
     let lessor = start(&provider).await;
     let h2 = H2::to(&lessor).await;
     for path in ["/openai/v1/short", "/openai/v1/cut"] {
-        let answer = h2.open(Request::get(path)).await.unwrap();
-        assert_eq!(answer.status, 200);
-        assert!(answer.whole().await.is_err(), "{path} must not look whole");
+        // The break comes with the head, and may overtake it: a reset throws away what is not written yet.
+        if let Ok(answer) = h2.open(Request::get(path)).await {
+            assert_eq!(answer.status, 200);
+            assert!(answer.whole().await.is_err(), "{path} must not look whole");
+        }
     }
     let answer = h2.ask(Request::get("/openai/v1/whole").header("te", "trailers")).await;
     let trailers = answer.trailers.unwrap();

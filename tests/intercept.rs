@@ -6,6 +6,7 @@ mod support;
 use std::process::Command;
 
 use support::client::send_on;
+use support::h2::H2;
 use support::lessor::run;
 use support::plays::openai;
 use support::provider::{Certificates, ok};
@@ -86,6 +87,86 @@ async fn bytes_that_came_with_the_connect_are_the_insides_first() {
     assert!(status == 200 && said.contains("gpt-4o-mini"), "{said}");
 }
 
+/// Node's fetch sends CONNECT for `http://` targets too: an app with both a base URL and a proxy asks for this.
+#[tokio::test]
+async fn a_connect_to_lessor_itself_is_served_as_base_url_in_the_clear() {
+    let provider = Provider::start(openai).await;
+    let lessor =
+        Setup::openai(&provider).key(Key::new("a")).set("proxy.other_hosts", "\"deny\"").start().await;
+    let own = lessor.authority();
+    let on = |host: &str| host.replace("127.0.0.1", "localhost");
+    let models = || Request::get("/openai/v1/models?x=%2f");
+    for authority in [own.clone(), on(&own)] {
+        let raw = connect(&lessor, &authority).await;
+        let answer = send_on(raw.0, &authority, models()).await.unwrap().whole().await.unwrap();
+        assert_eq!((answer.status, answer.header("x-lessor-key")), (200, "a"), "{}", answer.text());
+    }
+    let h2 = H2::over(connect(&lessor, &own).await.0, &format!("http://{own}")).await;
+    assert_eq!(h2.ask(models()).await.status, 200);
+    assert_eq!(provider.request(3).await.target, "/v1/models?x=%2f");
+    eventually("it is counted as such", async || {
+        let name = "lessor_requests_total{provider=\"openai\",mode=\"base_url\",outcome=\"success\"}";
+        (lessor.metric(name).await as u32 == 3).then_some(())
+    })
+    .await;
+    for (request, status, code) in [
+        (models().header("host", "evil.example"), 421, "misdirected"),
+        (models().header("host", "api.openai.com"), 421, "misdirected"),
+        (models().header("host", &on(&own)), 421, "misdirected"),
+        (models().header("host", "127.0.0.1"), 421, "misdirected"),
+        (Request::get("http://api.openai.com/v1/models"), 421, "misdirected"),
+        (models().header("origin", "https://evil.example"), 403, "origin_denied"),
+        (Request::get("/v1/models"), 404, "unknown_provider"),
+        (Request::new("CONNECT", &own), 405, "method_denied"),
+        (Request::new("POST", "/openai/v1/realtime/client_secrets"), 403, "path_denied"),
+    ] {
+        let raw = connect(&lessor, &own).await;
+        send_on(raw.0, &own, request).await.unwrap().whole().await.unwrap().is_error(status, code);
+    }
+    assert_eq!((provider.count(), lessor.in_use("a").await), (3, 0));
+    // No certificate is made for a name of lessor's own.
+    tls(&lessor, connect(&lessor, &own).await, "127.0.0.1").await.unwrap_err();
+    eventually("the log says why", async || lessor.log().contains("begins with http://").then_some(())).await;
+    let Door::Tcp(admin) = lessor.admin_door() else { unreachable!() };
+    let mut raw = lessor.raw().await;
+    raw.write(format!("CONNECT {admin} HTTP/1.1\r\nHost: {admin}\r\n\r\n")).await;
+    assert!(raw.rest().await.starts_with("HTTP/1.1 403 destination_denied: "), "the admin listener is none");
+}
+
+#[tokio::test]
+async fn the_app_of_a_connect_to_lessor_itself_counts_inside() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).env("T1", "token-one");
+    let lessor = setup.set("apps.one.token", "{ env = \"T1\" }").start().await;
+    let own = lessor.authority();
+    let ask = async |line: &str| {
+        let mut raw = lessor.raw().await;
+        raw.write(format!("CONNECT {own} HTTP/1.1\r\nHost: {own}\r\n{line}\r\n")).await;
+        let head = raw.read_to("\r\n\r\n").await;
+        (raw, head)
+    };
+    // `:token-one` as user and password.
+    let (raw, head) = ask("Proxy-Authorization: Basic OnRva2VuLW9uZQ==\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let request = Request::get("/openai/v1/models").header("authorization", "Bearer placeholder");
+    assert_eq!(send_on(raw.0, &own, request).await.unwrap().whole().await.unwrap().status, 200);
+    assert!(ask("").await.1.starts_with("HTTP/1.1 407 app_unauthenticated: "));
+    assert_eq!(provider.keys_seen(), ["sk-a"]);
+}
+
+#[tokio::test]
+async fn nodes_fetch_reaches_a_base_url_also_where_its_proxy_is_lessor() {
+    let provider = Provider::start(openai).await;
+    let lessor = start(&provider).await;
+    let mut command = Command::new(sdk::node24_path());
+    command.env_clear().arg(sdk::root().join("tests/sdks/clients.mjs")).arg("fetch");
+    command.arg(format!("{}/openai/v1/models", lessor.url()));
+    command.env("NODE_SDKS", sdk::node_dir()).env("NODE_USE_ENV_PROXY", "1").env("HTTP_PROXY", lessor.url());
+    let ran = run(command).await;
+    assert!(ran.ok().starts_with("answered ") && ran.stdout.contains("gpt-4o-mini"), "{ran:?}");
+    assert_eq!(provider.keys_seen(), ["sk-a"]);
+}
+
 #[tokio::test]
 async fn what_names_another_host_inside_is_421_and_leases_nothing() {
     let provider = Provider::start(openai).await;
@@ -96,6 +177,7 @@ async fn what_names_another_host_inside_is_421_and_leases_nothing() {
         ("/v1/models", "api.openai.com:8443"),
         ("/v1/models", "api.openai.com:80"),
         ("/v1/models", "evil@api.openai.com"),
+        ("/v1/models", "evil@api.openai.com:443"),
         ("/v1/models", "localhost"),
         ("https://evil.example/v1/models", "api.openai.com"),
         ("https://api.openai.com/v1/models", "evil.example"),

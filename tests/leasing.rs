@@ -10,7 +10,7 @@ use serde_json::json;
 use support::lessor::{Home, chat};
 use support::plays::{anthropic, openai};
 use support::provider::{Manners, ok};
-use support::{Answer, Gate, Key, Lessor, Play, Provider, Request, Setup, ms};
+use support::{Answer, Gate, Key, Lessor, Play, Provider, Request, Setup, eventually, ms};
 
 /// A provider that holds every request until the gate opens.
 async fn holding(gate: &Gate) -> Provider {
@@ -397,6 +397,23 @@ async fn a_revoked_lease_cuts_its_stream() {
     assert!(stream.whole().await.is_err(), "a revoked stream is no whole one");
     lessor.is_free_within_a_second("a").await;
     assert_eq!(lessor.status("a").await, "available");
+}
+
+#[tokio::test]
+async fn a_lease_that_is_revoked_before_the_provider_answers_ends_the_request_with_a_word() {
+    let provider = Provider::plain(|_| Play::new().silence()).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a").cap(1)).start().await;
+    let revoking = async {
+        provider.request(1).await;
+        lessor.comes_to_use("a", 1).await;
+        let leases = lessor.admin("/v1/leases").await.json();
+        lessor.cli(&["leases", "revoke", leases["leases"][0]["id"].as_str().unwrap()]).await.ok();
+    };
+    let (answer, ()) = tokio::join!(lessor.chat(), revoking);
+    answer.is_error(503, "key_unavailable");
+    assert!(answer.text().contains("revoked before the provider answered"), "{}", answer.text());
+    lessor.is_free_within_a_second("a").await;
+    eventually("the provider sees the end", async || provider.seen()[0].gone).await;
 }
 
 #[tokio::test]

@@ -6,12 +6,12 @@ mod support;
 use std::time::Duration;
 
 use serde_json::json;
-use support::client::Answer;
+use support::client::{Answer, send_on};
 use support::h2::H2;
 use support::lessor::field;
 use support::plays::openai;
 use support::provider::{Manners, ok};
-use support::tunnel::{ask, tls, tls_client, trusted};
+use support::tunnel::{ask, connect, tls, tls_client, trusted};
 use support::{Door, Key, Lessor, Play, Provider, Raw, Request, Setup, eventually, within};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
@@ -388,6 +388,32 @@ async fn revoking_an_app_breaks_off_its_http_2_too_in_a_tunnel_and_beside_one() 
     // Other apps' requests may share a connection that is no tunnel.
     assert_eq!(beside.open(models_of("two")).await.unwrap().status, 200);
     beside.ask(models_of("one")).await.is_error(403, "app_forbidden");
+}
+
+#[tokio::test]
+async fn a_revoked_lease_breaks_its_stream_off_in_a_tunnel_too() {
+    let provider = Provider::start(|_| Play::sse().event("first").silence()).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a").cap(1)).start().await;
+    for port in [80, 443] {
+        let raw = connect(&lessor, &format!("api.openai.com:{port}")).await;
+        let request = Request::get("/v1/x");
+        let sent = match port {
+            443 => {
+                send_on(tls(&lessor, raw, "api.openai.com").await.unwrap(), "api.openai.com", request).await
+            }
+            _ => send_on(raw.0, "api.openai.com", request).await,
+        };
+        let mut stream = sent.unwrap();
+        stream.read_to("first").await;
+        lessor.cli(&["leases", "revoke", stream.header("x-lessor-lease")]).await.ok();
+        let next = within(Duration::from_secs(1), "the cut", stream.next()).await;
+        assert!(matches!(next, Some(Err(_))), "a cut looks like no end: {next:?}");
+        lessor.is_free_within_a_second("a").await;
+    }
+    eventually("the provider sees both go", async || {
+        provider.seen().iter().all(|seen| seen.gone.is_some()).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
+use support::h2::H2;
 use support::provider::ok;
-use support::{Key, Provider, Request, Setup, sandbox};
+use support::socket::{Far, ask_over, handshake};
+use support::{Door, Key, Provider, Request, Setup, sandbox};
 use tokio::net::UdpSocket;
 
 /// What a name means, one entry a lookup; the last one stays.
@@ -79,6 +81,10 @@ async fn a_name_is_resolved_once_judged_and_that_address_is_dialled() {
         ("turns.example", vec![vec![here], vec![metadata]]),
         ("tunnel.example", vec![vec![here], vec![metadata]]),
         ("both.example", vec![vec![here, metadata]]),
+        ("own.example", vec![vec![here]]),
+        ("socket.example", vec![vec![here], vec![metadata]]),
+        ("streams.example", vec![vec![here], vec![metadata]]),
+        ("checked.example", vec![vec![here], vec![metadata]]),
         ("provider.example", vec![vec![here], vec![metadata]]),
     ]);
     let names = Names::start(zone).await;
@@ -114,9 +120,44 @@ async fn a_name_is_resolved_once_judged_and_that_address_is_dialled() {
     assert_eq!(tunnel(format!("tunnel.example:{port}")).await, 403);
     assert_eq!(tunnel(format!("both.example:{port}")).await, 403);
 
+    // A name that leads to lessor itself is allowed until the port is known.
+    let Door::Tcp(admin) = lessor.admin_door() else { unreachable!() };
+    let Door::Tcp(proxy) = lessor.door() else { unreachable!() };
+    for port in [admin.port(), proxy.port()] {
+        let answer = lessor.get(&format!("http://own.example:{port}/healthz")).await;
+        answer.is_error(403, "destination_denied");
+        assert!(answer.text().contains("its own listener"), "{}", answer.text());
+        assert_eq!(tunnel(format!("own.example:{port}")).await, 403);
+    }
+
+    // A WebSocket's way is the same.
+    let mut far = Far::plain().await;
+    let socket = async |port: u16| {
+        let host = format!("socket.example:{port}");
+        ask_over(lessor.raw().await.0, &handshake(&format!("http://{host}/"), &host, "")).await
+    };
+    let near = socket(far.port()).await;
+    let _peer = far.agreed().await;
+    assert_eq!((near.answered().await.status(), names.asked("socket.example")), (101, 1));
+    let refused = socket(far.port()).await.answered().await;
+    assert_eq!((refused.status(), refused.header("x-lessor-error")), (403, "destination_denied"));
+
+    // And a stream's of HTTP/2.
+    let h2 = H2::to(&lessor).await;
+    let asked = |port: u16| Request::get(&format!("http://streams.example:{port}/")).header("x-mine", "1");
+    assert_eq!((h2.ask(asked(port)).await.status, names.asked("streams.example")), (200, 1));
+    h2.ask(asked(port_of_none)).await.is_error(403, "destination_denied");
+
     // A provider's host is the configuration's; it is resolved once all the same.
     let answer = lessor.get("/openai/v1/models").await;
     assert_eq!((answer.status, names.asked("provider.example")), (200, 1), "{}", answer.text());
     assert_eq!(provider.keys_seen(), ["sk-a"]);
-    assert_eq!(origin.count(), 1, "only the first request came through");
+    assert_eq!(origin.count(), 2, "only the first request by each name came through");
+
+    // Nor does lessor's own check of a key look twice.
+    let url = format!("\"http://checked.example:{}\"", provider.addr().port());
+    let setup = Setup::new().set("providers.openai.base_url", &url).key(Key::new("a"));
+    let lessor = setup.set("providers.openai.allow_plaintext", "true").start().await;
+    let checked = lessor.admin_post("/v1/keys/openai/a/check").await;
+    assert_eq!((checked.status, names.asked("checked.example")), (200, 1), "{}", checked.text());
 }

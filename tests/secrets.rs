@@ -152,6 +152,37 @@ async fn a_provider_that_echoes_headers_back_does_not_hand_the_key_to_the_client
     clean("the log", &lessor.log());
 }
 
+/// Of a key whose group is `auto` the organisation in an answer becomes the group's name.
+#[tokio::test]
+async fn a_provider_that_names_the_key_where_it_names_an_organisation_gives_it_to_nobody() {
+    let provider = Provider::start(|seen| {
+        let own = [
+            ("openai-organization", seen.key()),
+            ("retry-after", "1"),
+            ("x-ratelimit-reset-requests", seen.key()),
+        ];
+        let error =
+            json!({"message": seen.key(), "type": seen.key(), "code": seen.key(), "param": seen.key()});
+        Play::json_with(if seen.path() == "/v1/models" { 200 } else { 429 }, &own, &json!({"error": error}))
+    })
+    .await;
+    let key = Key::new("a").secret(CANARY).group("auto");
+    let lessor = Setup::openai(&provider).key(key).env("RUST_LOG", "trace").start().await;
+    for path in ["models", "limited", "models"] {
+        let request = Request::get(&format!("/openai/v1/{path}")).header("x-lessor-max-wait", "3s");
+        let answer = lessor.ask(request).await;
+        clean(path, &(headers(&answer) + &answer.text()));
+    }
+    let shown = lessor.admin("/v1/keys").await.text();
+    assert!(shown.contains("auto."), "the group was learnt: {shown}");
+    let small = CANARY.to_ascii_lowercase();
+    for text in [shown, lessor.admin("/v1/status").await.text(), lessor.log()] {
+        assert!(!text.to_ascii_lowercase().contains(&small), "{text}");
+    }
+    all_doors(&lessor).await;
+    clean("the log", &lessor.log());
+}
+
 #[tokio::test]
 async fn a_kept_refusal_that_is_passed_on_does_not_carry_the_key_in_its_headers() {
     let provider = Provider::start(|seen| {

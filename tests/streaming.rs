@@ -9,7 +9,11 @@ use support::client::{fed, full, patterned};
 use support::lessor::chat;
 use support::plays::openai;
 use support::provider::ok;
-use support::{Cut, Gate, Key, Lessor, Play, Provider, Request, Setup, eventually, eventually_within, ms};
+use support::{
+    Cut, Gate, Key, Lessor, NEVER, Play, Provider, Request, Setup, eventually, eventually_within, ms, tunnel,
+    within,
+};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 
 const GIB: u64 = 1 << 30;
 const SECOND: Duration = Duration::from_secs(1);
@@ -340,6 +344,49 @@ async fn an_answer_that_breaks_off_is_an_error_at_the_client_and_blames_no_key()
     }
 }
 
+/// HTTP/1.0 has no chunks: where a length is not known, the end of the connection is the body's.
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_a_reset_to_a_client_of_http_1_0() {
+    // Each break comes once the part before it is here.
+    let gates: [Gate; 4] = Default::default();
+    let held = gates.clone();
+    let provider = Provider::start(move |seen| {
+        let n: usize = seen.path().rsplit('/').next().unwrap().parse().unwrap();
+        let play = Play::sse().event("one").until(&held[n]);
+        if n == 2 { play.silence() } else { play.cut(Cut::Close) }
+    })
+    .await;
+    let lessor = Setup::openai(&provider).key(Key::new("a")).set("timeouts.idle", "\"1s\"").start().await;
+    let get = |target: &str, host: &str| format!("GET {target} HTTP/1.0\r\nHost: {host}\r\n\r\n");
+    let own = lessor.authority();
+    for (n, target, host) in [
+        (0, "/openai/v1/0", own.as_str()),
+        (1, "http://api.openai.com/v1/1", "api.openai.com"),
+        (2, "/openai/v1/2", own.as_str()),
+    ] {
+        let mut raw = lessor.raw().await;
+        raw.write(get(target, host)).await;
+        raw.read_to("one").await;
+        gates[n].open();
+        is_reset(&mut raw.0, target).await;
+    }
+    let raw = tunnel::connect(&lessor, "api.openai.com:443").await;
+    let mut inside = tunnel::tls(&lessor, raw, "api.openai.com").await.unwrap();
+    inside.write_all(get("/v1/3", "api.openai.com").as_bytes()).await.unwrap();
+    gates[3].open();
+    is_reset(&mut inside, "inside of TLS").await;
+    lessor.is_free_within_a_second("a").await;
+}
+
+/// Fails unless the connection is reset, whatever came before.
+async fn is_reset(socket: &mut (impl AsyncRead + Unpin), what: &str) {
+    let mut seen = Vec::new();
+    let ended = within(NEVER, what, socket.read_to_end(&mut seen)).await;
+    let why = ended.expect_err("a clean end").kind();
+    let shown = String::from_utf8_lossy(&seen);
+    assert_eq!(why, std::io::ErrorKind::ConnectionReset, "{what}: {shown}");
+}
+
 #[tokio::test]
 async fn over_tls_an_answer_until_close_is_whole_only_with_a_close_notify() {
     let provider = Provider::start(|seen| {
@@ -576,6 +623,12 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_and_loses_its_slot() {
     left_and_free(&provider, &lessor, 1).await;
     ends_early(raw).await;
     assert_eq!(lessor.status("a").await, "available", "no key is blamed for a client");
+    eventually("the log blames no provider", async || {
+        let outcome = |line: &serde_json::Value| support::lessor::field(line, "outcome") == "cancelled";
+        lessor.log_lines().iter().any(outcome).then_some(())
+    })
+    .await;
+    assert!(!lessor.log().contains("upstream_idle"), "{}", lessor.log());
 }
 
 #[tokio::test]
@@ -688,6 +741,45 @@ fn unread(lessor: &Lessor, ours: std::net::SocketAddr, theirs: std::net::SocketA
     let row = row.into_iter().find(|row| row[1].ends_with(&theirs) && row[2].ends_with(&ours));
     let (_, rx) = row.as_ref().expect("the connection is open")[4].split_once(':').unwrap();
     u64::from_str_radix(rx, 16).unwrap()
+}
+
+#[tokio::test]
+async fn many_queued_uploads_take_no_more_memory_together_than_they_may() {
+    const UPLOADS: usize = 64;
+    let gate = Gate::default();
+    let held = gate.clone();
+    let provider =
+        Provider::plain(
+            move |seen| {
+                if seen.number == 0 { Play::sse().event("one").until(&held).done() } else { ok() }
+            },
+        )
+        .await;
+    let setup = Setup::openai(&provider).key(Key::new("a").cap(1)).set("queue.max_wait", "\"1m\"");
+    let lessor = setup.set("retry.max_total", "\"8MiB\"").start().await;
+    let mut first = lessor.open(chat("gpt-4o-mini")).await;
+    first.read_to("one").await;
+    let before = lessor.resident_kib();
+    let host = lessor.authority();
+    let head =
+        format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {}\r\n\r\n", 8 << 20);
+    let mut queued = Vec::new();
+    for _ in 0..UPLOADS {
+        let mut raw = lessor.raw().await;
+        raw.write(&head).await;
+        queued.push(raw);
+    }
+    lessor.comes_to_queue(UPLOADS).await;
+    let part = support::pattern().slice(..128 * 1024);
+    for raw in &mut queued {
+        // As much as is taken: up to the kernel's buffers, beyond lessor's bounds.
+        while tokio::time::timeout(ms(20), raw.0.write_all(&part)).await.is_ok_and(|sent| sent.is_ok()) {}
+    }
+    let grown = lessor.peak_kib().saturating_sub(before);
+    assert!(grown < 64 * 1024, "resident memory grew by {grown} KiB");
+    drop(queued);
+    gate.open();
+    lessor.is_free_within_a_second("a").await;
 }
 
 #[tokio::test]

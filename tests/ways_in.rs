@@ -303,7 +303,6 @@ async fn trace_is_405_so_that_no_provider_can_read_the_key_back() {
 #[tokio::test]
 async fn a_target_in_a_denied_net_is_refused_by_every_way() {
     let provider = Provider::start(openai).await;
-    let origin = elsewhere().await;
     let lessor = start(&provider).await;
     let Door::Tcp(admin) = lessor.admin_door() else { unreachable!() };
     for authority in [
@@ -311,6 +310,7 @@ async fn a_target_in_a_denied_net_is_refused_by_every_way() {
         "[::ffff:169.254.169.254]:80".to_owned(),
         "100.100.100.200:80".to_owned(),
         admin.to_string(),
+        // The provider's own host, at a port that is not its.
         format!("localhost.:{}", admin.port()),
     ] {
         let answer = lessor.get(&format!("http://{authority}/")).await;
@@ -326,8 +326,16 @@ async fn a_target_in_a_denied_net_is_refused_by_every_way() {
     }
     let denied = Setup::openai(&provider).key(Key::new("a")).set("proxy.deny_nets", "[\"127.0.0.0/8\"]");
     let lessor = denied.start().await;
-    lessor.get(&format!("http://{}/", origin.addr())).await.is_error(403, "destination_denied");
-    assert_eq!(origin.count(), 0);
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = silent.local_addr().unwrap();
+    lessor.get(&format!("http://{at}/")).await.is_error(403, "destination_denied");
+    lessor.get(&format!("http://localhost:{}/", at.port())).await.is_error(403, "destination_denied");
+    let mut raw = lessor.raw().await;
+    raw.write(format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n")).await;
+    assert!(raw.rest().await.starts_with("HTTP/1.1 403 destination_denied: "));
+    // Nor is it knocked at: the first connection there is this one.
+    let own = tokio::net::TcpStream::connect(at).await.unwrap();
+    assert_eq!(silent.accept().await.unwrap().1, own.local_addr().unwrap());
 }
 
 #[tokio::test]
@@ -406,6 +414,19 @@ async fn nothing_else_is_added_changed_or_left_over() {
 }
 
 #[tokio::test]
+async fn what_lessor_says_of_itself_in_an_answer_can_be_switched_off() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("listen.response_headers", "false");
+    let lessor = setup.start().await;
+    for target in ["/openai/v1/models", "http://api.openai.com/v1/models"] {
+        let answer = lessor.get(target).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert!(!format!("{:?}", answer.headers).contains("x-lessor"), "{:?}", answer.headers);
+    }
+    lessor.get("/none/v1/models").await.is_error(404, "unknown_provider");
+}
+
+#[tokio::test]
 async fn redirects_are_passed_on_and_never_followed() {
     let provider =
         Provider::start(|_| Play::whole(307, &[("location", "http://127.0.0.1:1/elsewhere")], "")).await;
@@ -431,7 +452,11 @@ async fn a_provider_whose_certificate_is_not_trusted_gets_no_byte() {
 async fn a_silent_or_slow_client_is_not_kept_for_ever() {
     let provider = Provider::start(openai).await;
     let setup = Setup::openai(&provider).key(Key::new("a")).set("timeouts.header", "\"300ms\"");
-    let lessor = setup.start().await;
+    let lessor = setup.set("timeouts.keep_alive", "\"500ms\"").start().await;
+    let mut idle = lessor.raw().await;
+    idle.write(format!("GET /openai/v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", lessor.authority())).await;
+    assert_eq!(idle.answer().await.0, 200);
+    assert!(idle.closes_within(ms(3000)).await, "an idle connection is kept open");
     for beginning in
         ["", "GET /openai/v1/mod", "GET /openai/v1/models HTTP/1.1\r\nHost: local", "PRI * HTTP/2.0\r\n"]
     {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::lessor::{run, run_within};
-use support::sdk::{node, python};
+use support::sdk::{node, python, python_path, root};
 use support::socket::{CLOSE, Far, Frame, PING, PONG, Peer, TEXT};
 use support::{Key, Lessor, Setup, free_port};
 use tokio::task::JoinHandle;
@@ -56,7 +56,9 @@ async fn session(peer: &mut Peer) {
 }
 
 async fn start(far: &Far) -> Lessor {
-    far.setup().key(Key::new("a").cap(1).secret(SECRET)).start().await
+    // Offered or not, HTTP/2 is none of theirs.
+    let setup = far.setup().set("proxy.alpn", "[\"h2\", \"http/1.1\"]");
+    setup.key(Key::new("a").cap(1).secret(SECRET)).start().await
 }
 
 /// What a client finds in its environment: lessor's base URL; or lessor as a proxy, and its CA.
@@ -109,6 +111,44 @@ async fn the_python_websockets_client_talks_by_base_url_and_through_the_proxy() 
     }
     double.await.unwrap();
     lessor.is_free_within_a_second("a").await;
+}
+
+#[tokio::test]
+async fn the_python_websockets_client_works_under_exec_with_nothing_set_and_trusts_others_as_before() {
+    let name = "the_python_websockets_client_works_under_exec_with_nothing_set_and_trusts_others_as_before";
+    if !support::sandbox::inside(name).await {
+        return;
+    }
+    let (far, mut known, mut unknown) = (Far::tls().await, Far::tls().await, Far::tls().await);
+    let setup = far.setup().set("proxy.alpn", "[\"h2\", \"http/1.1\"]");
+    let system = known.ca_file().unwrap().display().to_string();
+    let lessor = setup.key(Key::new("a").cap(1).secret(SECRET)).env("SSL_CERT_FILE", &system).start().await;
+    let under_exec = |url: String| {
+        let mut command = lessor.home().command();
+        command.arg("exec").arg("--admin").arg(lessor.admin_socket()).arg("--").arg(python_path());
+        command.arg(root().join("tests/sdks/websocket.py")).arg(url);
+        command
+    };
+    let talked = json!({"events": ["session.created", "session.updated"], "code": 1000});
+    let double = realtime(far, 1);
+    let said = run(under_exec("wss://api.openai.com/v1/realtime".into())).await;
+    assert_eq!(said.json(), talked, "{said:?}");
+    double.await.unwrap();
+    lessor.is_free_within_a_second("a").await;
+    // Hosts that are not intercepted: one that the system trusts, and one that it does not.
+    let elsewhere = |port: u16| format!("wss://api.anthropic.com:{port}/chat");
+    let other = elsewhere(known.port());
+    let serving = tokio::spawn(async move {
+        let mut peer = known.agreed().await;
+        session(&mut peer).await;
+        peer.close().await;
+    });
+    let said = run(under_exec(other)).await;
+    assert_eq!(said.json(), talked, "{said:?}");
+    serving.await.unwrap();
+    let said = run(under_exec(elsewhere(unknown.port()))).await;
+    assert!(said.code == Some(1) && said.stderr.contains("CERTIFICATE_VERIFY_FAILED"), "{said:?}");
+    assert!(unknown.has_none());
 }
 
 #[tokio::test]

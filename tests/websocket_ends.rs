@@ -155,6 +155,19 @@ async fn a_socket_on_which_no_byte_moves_is_cut_and_a_ping_is_enough_to_keep_it(
 }
 
 #[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_in_time_and_the_provider_is_not_called_idle() {
+    let mut far = Far::plain().await;
+    let lessor = setup(&far).set("websocket.idle", "\"1s\"").start().await;
+    let (mut near, mut provider) = open(&lessor, &mut far).await;
+    let sent = provider.flood(&Frame::new(BINARY, vec![7; 60_000]).bytes(), ms(500)).await;
+    assert!(sent > 60_000, "{sent}");
+    within(ms(3000), "the provider is cut", provider.is_cut()).await;
+    within(ms(3000), "the client is cut", near.is_cut()).await;
+    lessor.is_free_within_a_second("a").await;
+    assert_eq!(outcome(&lessor).await, "cancelled");
+}
+
+#[tokio::test]
 async fn however_the_client_ends_the_key_is_free_within_a_second_and_the_provider_hears_of_it() {
     for how in ["close", "half-close", "reset", "close with bytes unread", "reset behind bytes nobody takes"]
     {
@@ -271,6 +284,22 @@ async fn a_key_is_free_when_the_provider_ended_though_the_client_has_yet_to_read
     lessor.is_free_within_a_second("a").await;
     let (seen, in_order) = within(LONG, "the rest", near.rest()).await;
     assert_eq!(((read + seen.len()) as u64, in_order), (sent, true));
+}
+
+#[tokio::test]
+async fn a_key_is_free_when_the_provider_broke_off_behind_what_the_client_does_not_take() {
+    for tls in [false, true] {
+        let mut far = if tls { Far::tls().await } else { Far::plain().await };
+        let lessor = setup(&far).start().await;
+        let (mut near, mut provider) = open(&lessor, &mut far).await;
+        let sent = provider.flood(&Frame::new(BINARY, vec![7; 100_000]).bytes(), ms(500)).await;
+        assert!(sent > 100_000, "{sent}");
+        provider.reset();
+        lessor.is_free_within_a_second("a").await;
+        let (seen, in_order) = within(LONG, "the rest", near.rest()).await;
+        assert!(!in_order && (seen.len() as u64) < sent, "{} of {sent}, in order: {in_order}", seen.len());
+        assert_eq!(outcome(&lessor).await, "upstream_broke");
+    }
 }
 
 #[tokio::test]

@@ -212,10 +212,16 @@ async fn packed_messages_pass_as_they_are_or_are_not_offered_as_the_user_says() 
     let (offered, came) = packed(&lessor, &mut far).await;
     assert_eq!(offered, "permessage-deflate; client_max_window_bits");
     assert_eq!(came, SECRET.as_bytes());
+    let packing = lessor;
     let lessor = setup(&far).set("scrub.compressed", "\"decode\"").start().await;
     let (offered, came) = packed(&lessor, &mut far).await;
     assert_eq!(offered, "");
     assert_eq!(came, stars(SECRET).as_bytes());
+    // What no client offered is not agreed on, whatever a provider says.
+    let agrees = "Sec-WebSocket-Extensions: permessage-deflate\r\n";
+    let (mut near, mut provider) = open_with(&packing, &mut far, "", agrees).await;
+    provider.send(Frame::text(SECRET).rsv(4)).await;
+    assert_eq!(near.frame().await.payload, stars(SECRET).as_bytes());
 }
 
 #[tokio::test]

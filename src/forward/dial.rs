@@ -204,6 +204,12 @@ where
     }
 }
 
+/// Whether no connection came about in time: in all of it, or in the share of it that each of a host's addresses has.
+pub fn timed_out(error: &(dyn std::error::Error + 'static)) -> bool {
+    caused_by::<ConnectTimeout>(error).is_some()
+        || caused_by::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
+}
+
 /// Whether some cause of `error` is a `T`.
 pub fn caused_by<'a, T: std::error::Error + 'static>(
     error: &'a (dyn std::error::Error + 'static),

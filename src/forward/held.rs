@@ -23,7 +23,7 @@ pub enum Ending {
     ClientGone,
     /// The provider broke it off.
     UpstreamBroke,
-    /// The provider sent nothing for `timeouts.idle`.
+    /// The provider sent nothing for `timeouts.idle`, while something was waited for.
     Idle,
     /// The guard said that it must end (its lease was lost).
     Cut,
@@ -82,16 +82,17 @@ pub struct Held<G: Guard> {
     trailers: Option<HeaderMap>,
     guard: Option<G>,
     idle: Duration,
-    last: Instant,
+    /// Since when the provider is waited for. A client that takes nothing is not the provider's fault.
+    since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<G: Guard> Held<G> {
     /// `ahead` was read off `inner` already, an error included. `inner` is `None` where it ended there.
     pub fn new(ahead: Ahead, inner: Option<Incoming>, idle: Duration, guard: G) -> Self {
-        let (last, guard) = (Instant::now(), Some(guard));
-        let (broke, trailers, timer) = (None, None, None);
-        let mut held = Self { ahead, broke, inner, finished: false, trailers, guard, idle, last, timer };
+        let guard = Some(guard);
+        let (broke, trailers, since, timer) = (None, None, None, None);
+        let mut held = Self { ahead, broke, inner, finished: false, trailers, guard, idle, since, timer };
         if held.is_over() {
             held.end(Ending::Complete);
         }
@@ -124,7 +125,7 @@ impl<G: Guard> Held<G> {
 
     /// Gives the guard what came.
     fn take_in(&mut self, frame: Frame<Bytes>) {
-        self.last = Instant::now();
+        self.since = None;
         let has_come = self.has_come();
         let Some(guard) = &mut self.guard else { return };
         let at_end = match frame.into_data() {
@@ -162,15 +163,14 @@ impl<G: Guard> Held<G> {
         }
     }
 
-    /// Waits no longer than `idle` since the last chunk; one timer, re-armed only when it fires.
+    /// Waits no longer than `idle` for the next chunk; one timer, re-armed only when it fires.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let (last, idle) = (self.last, self.idle);
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(last + idle)));
+        let due = *self.since.get_or_insert_with(Instant::now) + self.idle;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
         loop {
             if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            let due = last + idle;
             if due <= Instant::now() {
                 return Poll::Ready(());
             }
@@ -266,5 +266,78 @@ impl<G: Guard> Drop for Held<G> {
 impl<G: Guard> std::fmt::Debug for Held<G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Held").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use std::task::Waker;
+
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper::Request;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+
+    use super::*;
+
+    /// Passes all on.
+    #[derive(Default)]
+    struct Open(Option<Bytes>);
+
+    impl Guard for Open {
+        fn poll_cut(&mut self, _: &mut Context<'_>) -> Poll<()> {
+            Poll::Pending
+        }
+        fn feed(&mut self, data: Bytes) {
+            self.0 = Some(data);
+        }
+        fn finish(&mut self) {}
+        fn take(&mut self) -> Option<Result<Bytes, std::io::Error>> {
+            self.0.take().map(Ok)
+        }
+        fn inside(&self) -> Option<usize> {
+            self.0.as_ref().map(Bytes::len)
+        }
+        fn is_empty(&self) -> bool {
+            self.0.is_none()
+        }
+        fn trailers(&mut self, _: &mut HeaderMap) {}
+        fn ended(&mut self, _: Ending) {}
+    }
+
+    /// An answer whose body goes on, and the provider's end of its connection.
+    async fn answer() -> (Incoming, DuplexStream) {
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection);
+        let answering = async {
+            // An answer before its request would be refused.
+            far.read_u8().await.unwrap();
+            far.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\none").await.unwrap();
+        };
+        let request = Request::new(Empty::<Bytes>::new());
+        let (answer, ()) = tokio::join!(sender.send_request(request), answering);
+        (answer.unwrap().into_body(), far)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_in_which_nobody_asks_for_more_is_not_the_providers() {
+        let idle = Duration::from_secs(10);
+        let (body, mut provider) = answer().await;
+        let mut held = Held::new(Ahead::new(), Some(body), idle, Open::default());
+        assert_eq!(held.frame().await.unwrap().unwrap().into_data().unwrap(), "one");
+        // The client takes nothing of what came, so nothing more is asked for.
+        tokio::time::sleep(idle * 3).await;
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut held).poll_frame(&mut cx).is_pending(), "cut when it was first asked");
+        tokio::time::sleep(idle / 2).await;
+        provider.write_all(b"tw").await.unwrap();
+        assert_eq!(held.frame().await.unwrap().unwrap().into_data().unwrap(), "tw");
+        let begun = Instant::now();
+        let cut = held.frame().await.unwrap().unwrap_err();
+        assert!(matches!(cut, Broken::Idle(_)), "{cut}");
+        assert_eq!(begun.elapsed().as_secs(), idle.as_secs());
     }
 }

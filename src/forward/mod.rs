@@ -32,7 +32,7 @@ pub mod replay;
 pub mod tls;
 pub mod tunnel;
 
-use dial::{Bounded, BoxError, ConnectTimeout, Denied, Dialer, NotAllowed, Reach, caused_by};
+use dial::{Bounded, BoxError, Denied, Dialer, NotAllowed, Reach, caused_by};
 use last_word::LastWord;
 use replay::{Quiet, Replay, ReplayBody};
 
@@ -254,7 +254,7 @@ impl Upstreams {
         if let Some(denied) = caused_by::<NotAllowed>(&error) {
             return SendError::Denied(*denied);
         }
-        if caused_by::<ConnectTimeout>(&error).is_some() {
+        if error.is_connect() && dial::timed_out(&error) {
             return SendError::ConnectTimeout { host, after: self.timeouts.connect };
         }
         if caused_by::<hyper::Error>(&error).is_some_and(hyper::Error::is_parse_too_large) {
@@ -278,6 +278,9 @@ impl Upstreams {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => match caused_by::<NotAllowed>(&*error) {
                 Some(denied) => Err(SendError::Denied(*denied)),
+                None if dial::timed_out(&*error) => {
+                    Err(SendError::ConnectTimeout { host: host.to_owned(), after })
+                }
                 None => Err(SendError::Connect { host: host.to_owned(), cause: error }),
             },
             Err(_) => Err(SendError::ConnectTimeout { host: host.to_owned(), after }),

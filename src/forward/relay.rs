@@ -55,7 +55,10 @@ pub enum End {
     /// The provider closed; what it sent last may be unread.
     Upstream,
     /// No byte came or went, either way, for as long as that may be.
-    Idle,
+    Idle {
+        /// The client was to take some: it left them, and nobody else was slow.
+        untaken: bool,
+    },
 }
 
 /// How the way down to the client ended.
@@ -149,7 +152,7 @@ impl<S: Sieve> Relay<S> {
             if left.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(End::Upstream);
             }
-            ways.pace.poll_idle(cx).map(|()| End::Idle)
+            ways.pace.poll_idle(cx).map(|()| End::Idle { untaken: ways.waits_for_client() })
         })
         .await
     }
@@ -240,6 +243,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin, S: Sieve> Ways<C, S> {
             up_broken: false,
             pace,
         }
+    }
+
+    /// Whether the client has yet to take something that is on its way to it.
+    fn waits_for_client(&self) -> bool {
+        !self.out.is_empty() || self.down_unflushed
     }
 
     /// Provider to client. Ready when nothing more can be passed on; again and again, then.

@@ -86,7 +86,8 @@ struct Source {
     chunks: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
     kept: usize,
-    /// What was taken of the budget: the bytes, and what keeping each chunk costs.
+    /// What was taken of the budget: the bytes, and what keeping each chunk costs. Of the first of `chunks`, for as
+    /// long as they are there, whether or not they are kept for another sending.
     charged: usize,
     strip: Strip,
     max: usize,
@@ -268,10 +269,19 @@ impl Source {
         self.chunks.push_back(data);
     }
 
+    /// What was read stays where it is, and charged for, until it is sent.
     fn stop_keeping(&mut self) {
         self.keeping = false;
         self.kept = 0;
-        self.budget.give_back(std::mem::take(&mut self.charged));
+    }
+
+    /// Takes the first chunk out, to be sent and not kept.
+    fn take_out(&mut self) -> Option<Bytes> {
+        let chunk = self.chunks.pop_front()?;
+        let freed = self.charged.min(chunk.len() + CHUNK_COST);
+        self.charged -= freed;
+        self.budget.give_back(freed);
+        Some(chunk)
     }
 }
 
@@ -310,9 +320,10 @@ impl Body for ReplayBody {
         loop {
             if !source.keeping {
                 // It cannot be sent again: what has been sent goes, and each chunk as it is.
-                source.chunks.drain(..this.next);
-                this.next = 0;
-                if let Some(chunk) = source.chunks.pop_front() {
+                for _ in 0..std::mem::take(&mut this.next) {
+                    source.take_out();
+                }
+                if let Some(chunk) = source.take_out() {
                     return Poll::Ready(Some(Ok(Frame::data(chunk))));
                 }
             } else if let Some(chunk) = source.chunks.get(this.next) {

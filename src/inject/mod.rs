@@ -210,6 +210,17 @@ mod tests {
     }
 
     #[test]
+    fn a_header_with_the_secret_shows_it_to_no_debugger() {
+        let file = "[[keys]]\nid = \"a\"\nprovider = \"openai\"\nsecret = { env = \"A\" }\n";
+        let config = crate::config::load_str(file, "f", &|_| Some("sk-CANARY-0123456789".into())).unwrap();
+        let (key, mut headers) = (&config.keys[0], HeaderMap::new());
+        let target = Uri::from_static("https://api.openai.com/v1/models");
+        put(&config.providers[&key.provider], key, "/v1/models", &target, &mut headers, |_| false).unwrap();
+        assert_eq!(headers["authorization"], "Bearer sk-CANARY-0123456789");
+        assert!(!format!("{headers:?}").contains("CANARY"), "{headers:?}");
+    }
+
+    #[test]
     fn a_secret_in_a_query_is_percent_encoded() {
         let mut out = String::new();
         percent_encode("a/b+c=&~é", &mut out);

@@ -1,4 +1,5 @@
-//! The inside of a CONNECT to a provider's host: TLS by the local CA, or cleartext, as the client begins.
+//! The inside of a CONNECT to a provider's host: TLS by the local CA, or cleartext, as the client begins. To the
+//! sidecar itself it is cleartext.
 //!
 //! Some clients (Node's fetch) send CONNECT for `http://` targets too, so the first byte decides. What
 //! comes then is served as on any connection; it is told which host every request must name.
@@ -90,6 +91,10 @@ impl<S: Serve> Serving<S> {
         let mut wire = parts.io.into_inner().into_inner();
         wire.put_back(parts.read_buf);
         match wire.first_byte().await? {
+            // No certificate is made for the sidecar's own names: it speaks plain http.
+            Some(HANDSHAKE) if opened.site.is_own => {
+                Err(io::Error::other("a base URL of this sidecar begins with http://, not https://"))
+            }
             Some(HANDSHAKE) => self.handshake(wire, opened.site).await,
             Some(_) => {
                 let http2 = wire.begins_with(PREFACE).await?;

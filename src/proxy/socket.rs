@@ -122,8 +122,9 @@ impl Socket {
                 }
             }
             Ok(End::Upstream) => self.see_upstream_out(relay).await,
-            Ok(End::Idle) => {
-                self.trace.ended_as("upstream_idle");
+            Ok(End::Idle { untaken }) => {
+                // As where a client takes nothing of an answer: it is as good as gone.
+                self.trace.ended_as(if untaken { "cancelled" } else { "upstream_idle" });
                 self.conn.close_by_reset();
                 relay.break_off();
             }

@@ -21,6 +21,11 @@ impl Routes {
         let app = self.apps.identify(Mode::Connect, from, &head.headers, None, false)?;
         self.admit(app, caller)?;
         let (host, port) = connect_target(&head.uri)?;
+        // Node's fetch sends that where an app has both a base URL and a proxy.
+        if self.own_ports.contains(&port) && self.is_own_name(&host, from) {
+            let (names, app) = (Vec::new(), app.name.clone());
+            return Ok(Plan::Open(Arc::new(Site { host, port, names, app, is_own: true })));
+        }
         let Some(keys) = self.provider_of(&host)? else {
             self.refuse_other_host(&host)?;
             return Ok(Plan::Tunnel { host, port, app: app.name.clone() });
@@ -39,7 +44,7 @@ impl Routes {
             refuse_foreign_port(&keys.provider, &host, port)?;
         }
         let names = names_beside(&keys.provider, &host);
-        Ok(Plan::Open(Arc::new(Site { host, port, names, app: app.name.clone() })))
+        Ok(Plan::Open(Arc::new(Site { host, port, names, app: app.name.clone(), is_own: false })))
     }
 
     /// Judges a request inside a tunnel that was opened here.
@@ -55,6 +60,10 @@ impl Routes {
         }
         refuse_method_and_upgrade(head)?;
         refuse_misdirected(head, inside)?;
+        if inside.site.is_own {
+            self.refuse_foreign_page(&head.headers, host_of(head)?)?;
+            return self.by_path(head, app);
+        }
         let path = head.uri.path();
         if !path.starts_with('/') {
             return Err(Fault::new(Code::BadRequest, "the request target has no path"));

@@ -179,6 +179,63 @@ mod tests {
         }
     }
 
+    /// By provider, what mints or shows credentials: nothing is lent for it.
+    const MINTS: [(&str, &[&str]); 10] = [
+        (
+            "openai",
+            &[
+                "/v1/organization/admin_api_keys",
+                "/v1/organization/projects/p/api_keys/k",
+                "/v1/organization/projects/p/service_accounts",
+                "/v1/realtime/client_secrets",
+                "/v1/realtime/sessions",
+                "/v1/realtime/transcription_sessions",
+                "/v1/chatkit/sessions",
+                "/v1/webhook_endpoints/w/rotate_secret",
+            ],
+        ),
+        (
+            "anthropic",
+            &["/v1/organizations/api_keys/k", "/v1/oauth/token", "/api/oauth/claude_cli/create_api_key"],
+        ),
+        (
+            "gemini",
+            &["/v1alpha/auth_tokens", "/batch", "/$rpc/google.ai.generativelanguage.v1.AuthTokenService"],
+        ),
+        (
+            "azure-openai",
+            &["/openai/realtimeapi/sessions", "/openai/v1/realtime/client_secrets", "/sts/v1.0/issueToken"],
+        ),
+        ("openrouter", &["/api/v1/keys", "/api/v1/auth/keys", "/api/v1/byok"]),
+        ("xai", &["/v1/realtime/client_secrets", "/v1/realtime/sessions"]),
+        ("fireworks", &["/v1/accounts/a/users/u/apiKeys", "/v1/accounts/a/secrets/s"]),
+        ("perplexity", &["/generate_auth_token", "/revoke_auth_token"]),
+        (
+            "elevenlabs",
+            &["/v1/single-use-token/realtime_scribe", "/v1/service-accounts/s/api-keys", "/v1/user"],
+        ),
+        ("huggingface", &["/oauth/token"]),
+    ];
+
+    #[test]
+    fn the_catalogue_denies_each_providers_paths_that_mint_keys_and_says_where_there_are_none() {
+        for (name, paths) in MINTS {
+            for path in paths {
+                assert!(is_denied(&builtin()[name], path, path), "{name} {path}");
+            }
+            assert!(!is_denied(&builtin()[name], "/v1/models", "/v1/models"), "{name}");
+        }
+        // One more that shows a secret; the others have no such path.
+        let without = builtin().values().filter(|provider| provider.deny_paths.is_empty());
+        let without: Vec<_> = without.map(|provider| provider.name.as_str()).collect();
+        assert_eq!(without, ["cohere", "deepseek", "groq", "mistral", "runway", "together"]);
+        assert!(is_denied(
+            &builtin()["replicate"],
+            "/v1/webhooks/default/secret",
+            "/v1/webhooks/default/secret"
+        ));
+    }
+
     #[test]
     fn a_base_urls_path_hides_nothing() {
         for (base, full, relative) in [

@@ -58,7 +58,7 @@ pub enum Plan {
         /// Who asks.
         app: AppName,
     },
-    /// A CONNECT to a provider's host: its tunnel is opened here.
+    /// A CONNECT to a provider's host, or to the sidecar itself: its tunnel is opened here.
     Open(Arc<Site>),
     /// For another host, by a blind tunnel.
     Tunnel {
@@ -251,8 +251,11 @@ impl Routes {
 
     /// The mode of a request whose plan could not be made: decides how an error looks.
     pub fn mode_of(&self, head: &Parts, from: From) -> Mode {
-        if head.method == Method::CONNECT || head.extensions.get::<Arc<Inside>>().is_some() {
-            return Mode::Connect;
+        match head.extensions.get::<Arc<Inside>>() {
+            Some(inside) if inside.site.is_own => return Mode::BaseUrl,
+            Some(_) => return Mode::Connect,
+            None if head.method == Method::CONNECT => return Mode::Connect,
+            None => {}
         }
         match head.uri.authority() {
             Some(authority) if !self.is_own(head, authority, from) => Mode::Forward,
@@ -286,8 +289,10 @@ impl Routes {
     pub fn provider_hint(&self, head: &Parts) -> Option<&Arc<Provider>> {
         let by_path = || self.config.providers.get(head.uri.path().split('/').nth(1)?);
         let by_host = |host: &str| self.config.providers.get(self.config.hosts.get(host)?);
-        if let Some(inside) = head.extensions.get::<Arc<Inside>>() {
-            return by_host(&inside.host);
+        match head.extensions.get::<Arc<Inside>>() {
+            Some(inside) if inside.site.is_own => return by_path(),
+            Some(inside) => return by_host(&inside.host),
+            None => {}
         }
         match head.uri.authority() {
             Some(to) => by_host(&host_key(to.host())).or_else(by_path),
@@ -298,9 +303,14 @@ impl Routes {
     fn base_url(&self, head: &Parts, from: From, host: &str, caller: &mut Caller) -> Result<Plan, Fault> {
         self.refuse_foreign_host(host, from)?;
         self.refuse_foreign_page(&head.headers, host)?;
-        let path = head.uri.path();
         let app = self.apps.identify(Mode::BaseUrl, from, &head.headers, head.uri.query(), true)?;
         self.admit(app, caller)?;
+        self.by_path(head, app)
+    }
+
+    /// To the provider that the path begins with.
+    fn by_path(&self, head: &Parts, app: &AppConfig) -> Result<Plan, Fault> {
+        let path = head.uri.path();
         refuse_dot_segments(path)?;
         let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
             Some(Ok((name, rest))) => (name, &path[path.len() - rest.len() - 1..]),
