@@ -254,16 +254,16 @@ fn a_pod_from_a_file_is_printed_as_it_would_become() {
     let (code, said, _) = command(&["--review", "-", "--print-pod"], &case.object.to_string());
     let pod: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, pod), (Some(0), outcome(&case.object, &case.answer_to(&case.object))));
+    // What flags leave out may stand in the environment.
     let plain =
         json!({ "kind": "Pod", "metadata": {}, "spec": { "containers": [{ "name": "app" }] } }).to_string();
-    let secret = |said: &str| {
-        let pod: Value = serde_json::from_str(said).unwrap();
-        pod["spec"]["volumes"][0]["secret"]["secretName"].clone()
-    };
-    let (_, said, _) = command(&["--review", "-", "--print-pod"], &plain);
-    assert_eq!(secret(&said), "from-the-environment");
-    let (_, said, _) = command(&["--review", "-", "--print-pod", "--secret=flag"], &plain);
-    assert_eq!(secret(&said), "flag");
+    let env = [("LESSOR_INJECT_SECRET", "from-the-environment")];
+    for (more, secret) in [(&[][..], "from-the-environment"), (&["--secret=flag"][..], "flag")] {
+        let args = [&["--review", "-", "--print-pod"][..], more].concat();
+        let (_, said, _) = command_with(&env, &args, &plain);
+        let pod: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(pod["spec"]["volumes"][0]["secret"]["secretName"], secret);
+    }
     let mut refused = case.object.clone();
     refused["spec"]["shareProcessNamespace"] = json!(true);
     let (code, said, why) = command(&["--review", "-", "--print-pod"], &refused.to_string());

@@ -45,7 +45,7 @@ const ANNOTATIONS: [(&str, &[&str]); 14] = [
     ("lessor.dev/mode", &["base-url", "proxy", "both", "proxy", "both", "none"]),
     ("lessor.dev/containers", &["app", "app,helper", "nobody", ","]),
     ("lessor.dev/skip-containers", &["helper", "app"]),
-    ("lessor.dev/upstreams", &["openai", "openai,anthropic,gemini", "inhouse"]),
+    ("lessor.dev/upstreams", &["openai", "openai,anthropic,gemini", "openai, openai", "inhouse"]),
     ("lessor.dev/native-sidecar", &["true", "false"]),
     ("lessor.dev/drain", &["5", "20s", "200s"]),
     ("lessor.dev/keep-env", &["OPENAI_BASE_URL", "NO_PROXY,HTTP_PROXY", "JAVA_TOOL_OPTIONS"]),

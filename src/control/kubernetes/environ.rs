@@ -55,7 +55,10 @@ impl Changes {
 /// The environment of `container`.
 pub(super) fn changes(container: Container<'_>, wanted: &Wanted) -> Changes {
     let mut plan = Plan { container, wanted, changes: Changes::default() };
-    for name in &wanted.upstreams {
+    for (at, name) in wanted.upstreams.iter().enumerate() {
+        if wanted.upstreams[..at].contains(name) {
+            continue; // named twice
+        }
         if let Some(provider) = catalogue::builtin().get(name) {
             plan.provider(provider);
         }
@@ -112,7 +115,8 @@ impl Plan<'_> {
     }
 
     fn set(&mut self, name: &str, value: &str) {
-        if !self.container.has_variable(name) && !self.told_to_keep(name) {
+        let added = self.changes.added.iter().any(|(added, _)| added == name);
+        if !added && !self.container.has_variable(name) && !self.told_to_keep(name) {
             self.changes.added.push((name.into(), value.into()));
         }
     }

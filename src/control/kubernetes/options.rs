@@ -169,12 +169,16 @@ pub struct Pods {
     /// The cluster's version, such as 1.28, where the injector cannot ask for it.
     #[arg(long, env = "LESSOR_INJECT_CLUSTER_VERSION", value_name = "VERSION", value_parser = cluster_version)]
     cluster_version: Option<(u32, u32)>,
+    /// CPU that the scheduler sets aside for the sidecar.
     #[arg(long, env = "LESSOR_INJECT_CPU_REQUEST", value_name = "AMOUNT", default_value = "50m")]
     cpu_request: Quantity,
+    /// CPU that it may use at most.
     #[arg(long, env = "LESSOR_INJECT_CPU_LIMIT", value_name = "AMOUNT", default_value = "1")]
     cpu_limit: Quantity,
+    /// Memory that the scheduler sets aside for it.
     #[arg(long, env = "LESSOR_INJECT_MEMORY_REQUEST", value_name = "AMOUNT", default_value = "64Mi")]
     memory_request: Quantity,
+    /// Memory that it may use at most.
     #[arg(long, env = "LESSOR_INJECT_MEMORY_LIMIT", value_name = "AMOUNT", default_value = "256Mi")]
     memory_limit: Quantity,
     /// How long streams under way may run on after TERM, in whole seconds.
