@@ -264,7 +264,9 @@ impl Rooms {
             let mask = mask.map(|mask| mask.for_offer(outgoing.offers_extensions()));
             reply.sign(&in_use, mask, self.config.listen.response_headers);
             let outcome = if in_use.learns_group() {
-                reply.outcome_and_group(route.provider(), outgoing.headers())
+                let finds =
+                    |name: &str| in_use.key().is_none_or(|key| self.masks.finds(route.provider(), key, name));
+                reply.outcome_and_group(route.provider(), outgoing.headers(), finds)
             } else {
                 reply.outcome().clone()
             };

@@ -215,11 +215,7 @@ impl Running {
         let ring = Arc::new(Ring::new(config));
         let owner = OwnerId::fresh();
         let fleet = Fleet::new(store.clone(), ring.clone(), owner.clone(), metrics.clone());
-        let introduced = fleet.introduce().await;
-        if let Err(error) = &introduced {
-            tracing::warn!(store = store.kind(), %error, "the store fails; no key is lent until it answers");
-        }
-
+        let introduced = introduce(&fleet, store.kind()).await;
         let (listeners, proxy) = bind_proxy(config).await?;
         let admin_listeners = bind_admin(config).await?;
         let admin: Vec<Address> = admin_listeners.iter().map(Listener::address).collect();
@@ -227,7 +223,7 @@ impl Running {
         leases.set_repair(fleet.repair());
         let events = Events::new();
         let watcher = Watcher::new(store.clone(), ring.clone(), events.clone());
-        if introduced.is_ok() {
+        if introduced {
             watcher.begin().await;
         }
         leases.set_witness(Arc::new(watcher.clone()));
@@ -279,7 +275,7 @@ impl Running {
             version: env!("CARGO_PKG_VERSION"),
         });
         let (stop_admin, admin_tasks) = (CancellationToken::new(), TaskTracker::new());
-        admin_tasks.spawn(fleet.clone().run(introduced.is_ok(), stop_admin.clone()));
+        admin_tasks.spawn(fleet.clone().run(introduced, stop_admin.clone()));
         admin_tasks.spawn(watcher.run(stop_admin.clone()));
         admin_tasks.spawn(frame.checks.clone().check_again(stop_admin.clone()));
         let terminal_gone = CancellationToken::new();
@@ -314,6 +310,15 @@ impl Running {
             ca_kept,
         })
     }
+}
+
+/// Tells the store which keys there are; whether it heard, said in the log where it did not.
+async fn introduce(fleet: &Fleet, kind: &str) -> bool {
+    let introduced = fleet.introduce().await;
+    if let Err(error) = &introduced {
+        tracing::warn!(store = kind, %error, "the store fails; no key is lent until it answers");
+    }
+    introduced.is_ok()
 }
 
 /// What `lessor doctor` borrows.

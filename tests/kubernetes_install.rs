@@ -9,9 +9,10 @@ mod kubernetes_world;
 mod process;
 
 use cluster::Cluster;
-use kubernetes_world::{OLDEST_AND_NEWEST, of_kind, release};
+use kubernetes_world::{OLDEST_AND_NEWEST, of_kind, release, run};
 use process::Injector;
 use serde_json::Value;
+use tokio::process::Command;
 
 /// What a call asks for, as rules name it: verb, group, resource, and the one that it names.
 fn asked(call: &str) -> (&'static str, String, String, Option<String>) {
@@ -68,4 +69,22 @@ async fn a_self_managed_injector_needs_no_right_beyond_its_roles_and_every_one_o
             assert!(used, "{verb} is in a role and not needed: {calls:?}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_helm_test_asks_is_answered_by_an_injector_that_is_ready_and_by_no_other() {
+    let objects = release(OLDEST_AND_NEWEST, &[""; 0]).await;
+    let args = of_kind(&objects, "Pod")["spec"]["containers"][0]["args"].clone();
+    let cluster = Cluster::start().await;
+    let injector = Injector::start(&cluster.args(), &cluster.env()).await;
+    injector.ready().await;
+    let ask = async |at: String| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lessor"));
+        let args = args.as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
+        command.args(args.map(|arg| arg.replace("lessor-injector.lessor.svc:8080", &at)));
+        run(command).await.status.code()
+    };
+    assert_eq!(ask(injector.health.to_string()).await, Some(0));
+    // The port on which nothing of the kind is served.
+    assert_ne!(ask(injector.webhook.to_string()).await, Some(0));
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::json;
 use support::lessor::{Home, chat};
 use support::plays::{invalid_key, openai, rate_limited};
-use support::{Cut, Door, Gate, Key, Lessor, Play, Provider, Request, Setup};
+use support::{Cut, Door, Gate, Key, Lessor, Play, Provider, Request, Setup, eventually};
 
 const CANARY: &str = "sk-CANARY-7f3a9c51e2";
 
@@ -181,6 +181,29 @@ async fn a_provider_that_names_the_key_where_it_names_an_organisation_gives_it_t
     }
     all_doors(&lessor).await;
     clean("the log", &lessor.log());
+}
+
+/// Who wants answers as they are wants no key in the log for it.
+#[tokio::test]
+async fn where_answers_are_not_scrubbed_the_key_names_no_group_all_the_same() {
+    let provider = Provider::start(|seen| {
+        let named = if seen.path() == "/v1/models" { seen.key() } else { "Acme" };
+        Play::json_with(200, &[("openai-organization", named)], &json!({}))
+    })
+    .await;
+    let key = Key::new("a").secret(CANARY).group("auto");
+    let setup = Setup::openai(&provider).key(key).env("RUST_LOG", "trace");
+    let lessor = setup.set("providers.openai.scrub", "\"off\"").start().await;
+    let answer = lessor.get("/openai/v1/models").await;
+    assert_eq!(answer.header("openai-organization"), CANARY, "the client gets what the provider said");
+    lessor.get("/openai/v1/other").await;
+    let learnt = async || lessor.admin("/v1/keys").await.text().contains("auto.acme").then_some(());
+    eventually("the group is learnt from an answer that names one", learnt).await;
+    let small = CANARY.to_ascii_lowercase();
+    for text in [lessor.admin("/v1/keys").await.text(), lessor.admin("/v1/status").await.text(), lessor.log()]
+    {
+        assert!(!text.to_ascii_lowercase().contains(&small), "{text}");
+    }
 }
 
 #[tokio::test]

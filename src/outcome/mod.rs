@@ -25,7 +25,7 @@ use http::{HeaderMap, StatusCode};
 use self::body::Body;
 pub use self::body::BodyKind;
 use crate::config::{Provider, Rule, Wait, WaitPlace};
-use crate::model::{Class, GroupName, Outcome, Scope};
+use crate::model::{Class, Outcome, Scope};
 
 /// How much of a refusal's body is looked at, before and after decoding.
 pub const MAX_BODY: usize = 65536;
@@ -154,12 +154,12 @@ fn max_uses(provider: &Provider, headers: &HeaderMap) -> Option<u32> {
     text.trim().parse().ok().filter(|uses| *uses > 0)
 }
 
-/// The group of the organisation that an answer names, to a request that named none itself: whose answer it
-/// is then follows from the key alone.
-pub fn organization(provider: &Provider, asked: &HeaderMap, answered: &HeaderMap) -> Option<GroupName> {
+/// The organisation that an answer names, to a request that named none itself: whose answer it is then follows
+/// from the key alone.
+pub fn organization<'a>(provider: &Provider, asked: &HeaderMap, answered: &'a HeaderMap) -> Option<&'a str> {
     let name = provider.organization_header.as_ref()?;
     let text = answered.get(name).filter(|_| !asked.contains_key(name))?.to_str().ok()?.trim();
-    (!text.is_empty()).then(|| GroupName::of_organization(text))
+    (!text.is_empty()).then_some(text)
 }
 
 /// The wait that an answer of `class` names, bounded for that class; `None` where it names none, or where

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::WaitFormat;
 use crate::config::catalogue::{RawProvider, builtin};
-use crate::model::ProviderName;
+use crate::model::{GroupName, ProviderName};
 
 /// 2026-02-10 12:00:00 UTC.
 const NOW: u64 = 1_770_724_800;
@@ -912,7 +912,8 @@ fn an_answer_names_an_organisation_only_to_a_request_that_named_none() {
     };
     let of =
         |name: &str, asked: &[(&'static str, &'static str)], answered: &[(&'static str, &'static str)]| {
-            organization(&provider(name), &headers(asked), &headers(answered))
+            let answered = headers(answered);
+            organization(&provider(name), &headers(asked), &answered).map(GroupName::of_organization)
         };
     let acme = [("openai-organization", "Acme, Inc."), ("anthropic-organization-id", "Acme, Inc.")];
     let group = GroupName::of_organization("Acme, Inc.");

@@ -84,6 +84,11 @@ impl Masks {
         Some(Mask { needles, provider: provider.clone(), compressed, extensions_offered: false, metrics })
     }
 
+    /// Whether there is something of the key in this, also where answers are not scrubbed.
+    pub(super) fn finds(&self, provider: &Provider, key: &RingKey, text: &str) -> bool {
+        self.needles(provider, &key.config).head.mask(text.as_bytes()).is_some()
+    }
+
     /// Those of the very secret that was sent: others than at the start where it was rotated.
     fn needles(&self, provider: &Provider, key: &KeyConfig) -> Arc<Needles> {
         let known = {

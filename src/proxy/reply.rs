@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use crate::config::Provider;
 use crate::forward::held::Ahead;
 use crate::inject;
-use crate::model::{Class, LeaseId, Outcome};
+use crate::model::{Class, GroupName, LeaseId, Outcome};
 use crate::outcome;
 use crate::scrub::Filter;
 
@@ -63,9 +63,15 @@ impl Reply {
     }
 
     /// The outcome, with the group of the organisation that the answer names; `asked` are the headers that
-    /// it answers.
-    pub(super) fn outcome_and_group(&self, provider: &Provider, asked: &HeaderMap) -> Outcome {
+    /// it answers. One that `holds_key` names nothing.
+    pub(super) fn outcome_and_group(
+        &self,
+        provider: &Provider,
+        asked: &HeaderMap,
+        holds_key: impl Fn(&str) -> bool,
+    ) -> Outcome {
         let organization = outcome::organization(provider, asked, &self.head.headers);
+        let organization = organization.filter(|name| !holds_key(name)).map(GroupName::of_organization);
         Outcome { organization, ..self.outcome.clone() }
     }
 

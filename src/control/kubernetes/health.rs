@@ -1,5 +1,6 @@
 //! What the kubelet and Prometheus ask the injector, in plain HTTP on a port of its own.
 
+use serde_json::json;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -129,8 +130,12 @@ impl Pages {
         match request.uri().path() {
             "/healthz" => page(StatusCode::OK, "ok\n".into()),
             "/readyz" => match self.ready.get() {
-                Ok(()) => page(StatusCode::OK, "ready\n".into()),
-                Err(why) => page(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+                // As a sidecar says it, for `lessor ready` asks both.
+                Ok(()) => page(StatusCode::OK, json!({ "ready": true, "reasons": [] }).to_string()),
+                Err(why) => {
+                    let said = json!({ "ready": false, "reasons": [why.clone()] });
+                    page(StatusCode::SERVICE_UNAVAILABLE, said.to_string())
+                }
             },
             "/metrics" => self.metrics(),
             _ => page(StatusCode::NOT_FOUND, "there is GET /healthz, /readyz, /metrics\n".into()),
