@@ -7,8 +7,10 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use base64::Engine as _;
+use clap::Parser as _;
 use inject_world::restricted::violations;
 use inject_world::{Case, cases, chance, container, containers, defaults, mounts, outcome, values};
+use lessor::control::cli::{self, Cli};
 use lessor::control::kubernetes::{Answer, Request, answer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -108,6 +110,25 @@ fn what_comes_out_is_valid_in_strict_mode_for_the_oldest_and_the_newest_kubernet
     let mut wrong = pods[0].clone();
     wrong["spec"]["initContainers"][0]["restartPolcy"] = json!("Always");
     assert!(!validate(&[wrong]).0);
+}
+
+#[test]
+fn the_sidecars_command_line_is_one_that_lessor_takes() {
+    let mut parsed = 0;
+    for case in cases() {
+        let after = outcome(&case.object, &case.answer_to(&case.object));
+        let Some(sidecar) = containers(&after).into_iter().find(|one| one["name"] == "lessor") else {
+            continue;
+        };
+        let Some(args) = sidecar["args"].as_array() else { continue };
+        for ip in ["10.77.0.5", "fd00:77::5"] {
+            let args = args.iter().map(|arg| arg.as_str().unwrap().replace("$(POD_IP)", ip));
+            let read = Cli::try_parse_from(std::iter::once("lessor".to_owned()).chain(args));
+            assert!(matches!(read.unwrap().command, cli::Command::Run(_)), "{}", case.name);
+            parsed += 1;
+        }
+    }
+    assert!(parsed > 100, "{parsed}");
 }
 
 fn validate(objects: &[Value]) -> (bool, String) {
