@@ -33,9 +33,8 @@ use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
 use crate::model::{Class, Code, Fault, KeyId, Onward, Outcome, Site, Wanted};
-use crate::route::ring::{ModelKnown, Ring, Wish};
-use crate::route::scan::{BodyScan, Scan};
-use crate::route::{Caller, From, ModelNeed, Plan, Route, Routes, Standing};
+use crate::route::ring::{Ring, Wish};
+use crate::route::{Caller, From, Plan, Route, Routes, Standing};
 
 mod answers;
 mod body;
@@ -43,6 +42,7 @@ mod checks;
 mod choice;
 mod faults;
 mod mask;
+mod model;
 mod none_free;
 mod outgoing;
 mod reply;
@@ -226,7 +226,7 @@ impl Rooms {
         let body = self.body(body, retry.max_body, Some(route.provider().clone()));
         let model = match route.model_in_path().or_else(|| route.model_in_handshake(&head.headers)) {
             Some(model) => model,
-            None => read_model(route, &head, &body).await?,
+            None => self.read_model(route, &head, &body).await?,
         };
         let wish = Wish::new(route.pool.clone(), model, route.pinned.clone());
         let mut choice = Choice::new(&self.ring, route.keys.clone(), wish);
@@ -486,30 +486,4 @@ fn came_from(conn: &Conn) -> From {
         Peer::Tcp { local, .. } => From::Tcp(local),
         Peer::Unix { uid } => From::Unix { uid },
     }
-}
-
-/// Reads as much of the body as the model needs; what was read is kept for sending.
-async fn read_model(route: &Route, head: &Parts, body: &Replay) -> Result<ModelKnown, Fault> {
-    let need = route.model_need(&head.method, body.has_body());
-    if need == ModelNeed::None {
-        return Ok(ModelKnown::NotNamed);
-    }
-    let Some(mut model) = BodyScan::of(&head.headers, &route.provider().model_field) else {
-        return Ok(ModelKnown::Unreadable);
-    };
-    let mut latest = Scan::Unsure;
-    let read = body.read_ahead(|chunk| {
-        latest = model.feed(chunk);
-        match need {
-            ModelNeed::First => latest != Scan::Unsure,
-            _ => latest == Scan::Unreadable,
-        }
-    });
-    let whole = read.await.map_err(faults::of_body)?;
-    let known = if whole { model.end() } else { latest };
-    Ok(match known {
-        Scan::Model(name) if whole || need == ModelNeed::First => ModelKnown::Named(name),
-        Scan::Absent => ModelKnown::NotNamed,
-        _ => ModelKnown::Unreadable,
-    })
 }

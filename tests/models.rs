@@ -7,6 +7,7 @@ use support::client::{fed, full};
 use support::plays::openai;
 use support::provider::{Manners, ok};
 use support::{Key, Lessor, Provider, Request, Setup};
+use tokio::io::AsyncWriteExt as _;
 
 const CHAT: &str = "/openai/v1/chat/completions";
 
@@ -135,4 +136,49 @@ async fn a_model_of_two_segments_and_one_in_another_field_bind() {
     let speak = "/elevenlabs/v1/text-to-speech/voice";
     assert_eq!(post(speak, r#"{"model_id":"eleven_v3","model":"x"}"#).await.header("x-lessor-key"), "e");
     post(speak, r#"{"model_id":"other","model":"eleven_v3"}"#).await.is_error(404, "no_candidate");
+}
+
+/// Starts a body of 8 MiB and sends 7 of them: what stands behind them is the model.
+async fn stalled(lessor: &Lessor) -> support::Raw {
+    let mut raw = lessor.raw().await;
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        lessor.authority(),
+        8 << 20
+    );
+    raw.write(&head).await;
+    raw.0.write_all(&images(7)[..7 << 20]).await.unwrap();
+    raw
+}
+
+#[tokio::test]
+async fn bodies_that_together_are_too_large_to_be_kept_go_one_after_the_other_and_none_is_refused() {
+    let provider = Provider::plain(openai).await;
+    let lessor = lessor(&provider, false, |setup| setup.set("retry.max_total", "\"8MiB\"")).await;
+    let all = futures_util::future::join_all((0..12).map(|_| lessor.ask(json(images(5))))).await;
+    let all: Vec<u16> = all.iter().map(|answer| answer.status).collect();
+    assert_eq!(all, [200; 12]);
+    assert_eq!(provider.count(), 12, "each reached the provider once");
+}
+
+#[tokio::test]
+async fn where_stalled_bodies_fill_all_room_small_ones_go_on_and_a_large_one_is_told_to_come_again() {
+    let provider = Provider::plain(openai).await;
+    let lessor = lessor(&provider, false, |setup| setup.set("retry.max_total", "\"8MiB\"")).await;
+    // The first fills it, the second has the turn to go beyond it.
+    let filling = [stalled(&lessor).await, stalled(&lessor).await];
+    let large = || json(images(2)).header("x-lessor-max-wait", "200ms");
+    let refused = support::eventually("no room is left", async || {
+        let answer = lessor.ask(large()).await;
+        (answer.status != 200).then_some(answer)
+    });
+    let refused = refused.await;
+    assert_eq!((refused.status, refused.header("x-lessor-error")), (429, "pool_exhausted"));
+    assert_ne!(refused.header("retry-after"), "");
+    assert!(refused.text().contains("retry.max_total (8388608 bytes)"), "{}", refused.text());
+    let small = format!("{{\"messages\":\"{}\",\"model\":\"gpt-4o\"}}", "x".repeat(30_000));
+    assert_eq!(lessor.ask(json(small)).await.status, 200);
+    drop(filling);
+    let served = async || (lessor.ask(large()).await.status == 200).then_some(());
+    support::eventually("room is given back", served).await;
 }

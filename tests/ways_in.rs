@@ -308,6 +308,8 @@ async fn a_target_in_a_denied_net_is_refused_by_every_way() {
     for authority in [
         "169.254.169.254:80".to_owned(),
         "[::ffff:169.254.169.254]:80".to_owned(),
+        "[64:ff9b::a9fe:a9fe]:80".to_owned(),
+        "[2002:a9fe:a9fe::1]:80".to_owned(),
         "100.100.100.200:80".to_owned(),
         admin.to_string(),
         // The provider's own host, at a port that is not its.

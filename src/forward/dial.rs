@@ -1,7 +1,7 @@
 //! Dialling: resolved once, checked where a check is due, and that very address is connected to.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -41,21 +41,43 @@ pub struct NotAllowed(pub SocketAddr);
 
 impl Denied {
     fn check(&self, at: SocketAddr) -> Result<(), NotAllowed> {
-        let ip = match at.ip() {
-            IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(at.ip(), IpAddr::V4),
-            v4 @ IpAddr::V4(_) => v4,
+        let carried = match at.ip() {
+            IpAddr::V6(ip) => carried(ip),
+            IpAddr::V4(_) => None,
         };
+        let is_denied = |ip| self.denies(ip, at.port());
+        if is_denied(at.ip()) || carried.is_some_and(|ip| is_denied(IpAddr::V4(ip))) {
+            return Err(NotAllowed(at));
+        }
+        Ok(())
+    }
+
+    fn denies(&self, ip: IpAddr, port: u16) -> bool {
         let own = self.own.iter().any(|own| {
-            own.port() == at.port()
+            own.port() == port
                 && (own.ip() == ip
                     || ip.is_unspecified()
                     || (own.ip().is_unspecified() && is_this_machine(ip)))
         });
         let inside = self.nets.iter().any(|net| net.contains(&ip));
-        if own || inside || ip.is_unspecified() || (self.loopback && ip.is_loopback()) {
-            return Err(NotAllowed(at));
-        }
-        Ok(())
+        own || inside || ip.is_unspecified() || (self.loopback && ip.is_loopback())
+    }
+}
+
+/// The IPv4 address that an IPv6 one leads to, where something on the way translates: mapped and compatible ones
+/// (RFC 4291), translated (RFC 2765), NAT64 by its two prefixes (RFC 6052, RFC 8215), 6to4 (RFC 3056) and Teredo
+/// (RFC 4380, which writes it inverted).
+fn carried(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let whole = ip.to_bits();
+    let low = |bits: u128| Ipv4Addr::from_bits(u32::try_from(bits & 0xffff_ffff).unwrap_or_default());
+    match ip.segments() {
+        [0x2002, ..] => Some(low(whole >> 80)),
+        [0x2001, 0, ..] => Some(low(!whole)),
+        // `::1` and `::` are addresses of their own.
+        [0, 0, 0, 0, 0, 0, ..] => (whole > 1).then(|| low(whole)),
+        [0, 0, 0, 0, 0, 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => Some(low(whole)),
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0x64, 0xff9b, 1, ..] => Some(low(whole)),
+        _ => None,
     }
 }
 
@@ -244,6 +266,13 @@ mod tests {
         for at in [
             "169.254.169.254:80",
             "[::ffff:169.254.169.254]:80",
+            "[::169.254.169.254]:80",
+            "[::ffff:0:169.254.169.254]:80",
+            "[64:ff9b::169.254.169.254]:80",
+            "[64:ff9b:1::169.254.169.254]:80",
+            "[2002:a9fe:a9fe::1]:80",
+            "[2001:0:4136:e378:8000:63bf:5601:5601]:80",
+            "[64:ff9b::127.0.0.1]:8322",
             "[fe80::1]:80",
             "127.0.0.1:8322",
             "127.0.0.1:8321",
@@ -251,7 +280,9 @@ mod tests {
         ] {
             assert!(denied.check(at.parse().unwrap()).is_err(), "{at}");
         }
-        for at in ["127.0.0.1:8000", "10.0.0.1:8322", "[2001:db8::1]:443"] {
+        for at in
+            ["127.0.0.1:8000", "10.0.0.1:8322", "[2001:db8::1]:443", "[64:ff9b::8.8.8.8]:443", "[::1]:8000"]
+        {
             assert!(denied.check(at.parse().unwrap()).is_ok(), "{at}");
         }
         let strict = Denied { nets: vec![], own: vec![], loopback: true };

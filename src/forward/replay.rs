@@ -2,7 +2,11 @@
 //!
 //! The body is read from the client in one place only. What was read is kept until a bound is passed
 //! (this body's, or that of all bodies together); from then on it only streams, and cannot be repeated.
-//! Memory: at most `max_body` a request, `max_total` together.
+//!
+//! Where the rest must be read before anything is sent, for what stands in it, one that meets the bound of all
+//! waits for room, or for its turn to go beyond it: one body at a time, which then is kept for no other sending.
+//! Memory: at most `max_body` a request, and `max_total` and one `max_body` together; the first [`FREE`] bytes of
+//! each are not counted, so that small bodies never wait for large ones.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,33 +19,48 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 /// What keeping one more chunk costs beside its bytes.
 const CHUNK_COST: usize = 64;
+/// What each body may have of its own.
+pub const FREE: usize = 64 * 1024;
 
 /// Bytes kept by all requests together.
 #[derive(Debug, Clone)]
-pub struct Budget {
-    used: Arc<AtomicUsize>,
+pub struct Budget(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    used: AtomicUsize,
     max: usize,
+    /// Told when there is room again.
+    room: Notify,
+    /// Who may go beyond `max`.
+    beyond: Arc<Semaphore>,
 }
 
 impl Budget {
     /// At most `max` bytes.
     pub fn new(max: usize) -> Self {
-        Self { used: Arc::default(), max }
+        let (used, room, beyond) = (AtomicUsize::new(0), Notify::new(), Arc::new(Semaphore::new(1)));
+        Self(Arc::new(Shared { used, max, room, beyond }))
     }
 
-    fn take(&self, bytes: usize) -> bool {
-        let took = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= self.max)
+    /// `beyond`: also where there is no room.
+    fn take(&self, bytes: usize, beyond: bool) -> bool {
+        let took = self.0.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            used.checked_add(bytes).filter(|sum| beyond || *sum <= self.0.max)
         });
         took.is_ok()
     }
 
     fn give_back(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        if bytes > 0 {
+            self.0.used.fetch_sub(bytes, Ordering::AcqRel);
+            self.0.room.notify_waiters();
+        }
     }
 }
 
@@ -92,6 +111,10 @@ struct Source {
     strip: Strip,
     max: usize,
     budget: Budget,
+    /// Whether, and what of the last chunk, found no room in the budget: the one reason why it is not kept.
+    starved: Option<usize>,
+    /// Its turn to go beyond the budget; kept for as long as anything is charged.
+    beyond: Option<OwnedSemaphorePermit>,
     /// Everything read so far is in `chunks`.
     keeping: bool,
     ended: bool,
@@ -130,6 +153,8 @@ impl Replay {
             strip: Strip(Box::new(strip)),
             max,
             budget: budget.clone(),
+            starved: None,
+            beyond: None,
             keeping,
             ended: false,
             fault: None,
@@ -207,6 +232,46 @@ impl Replay {
         .await
     }
 
+    /// Whether reading ahead ended for want of room in the budget, and nothing else.
+    pub fn is_starved(&self) -> bool {
+        self.source().is_some_and(|source| source.starved.is_some())
+    }
+
+    /// Waits until a starved body may be read on, at most until then; whether it may. Cancel safe: who leaves gives
+    /// up its turn.
+    pub async fn room(&self, until: Instant) -> bool {
+        let Some(budget) = self.source().map(|source| source.budget.clone()) else { return true };
+        let turn = budget.0.beyond.clone().acquire_owned();
+        tokio::pin!(turn);
+        loop {
+            let freed = budget.0.room.notified();
+            tokio::pin!(freed);
+            // From here on no room that becomes free is missed.
+            freed.as_mut().enable();
+            if self.source().is_none_or(|mut source| source.read_on(None)) {
+                return true;
+            }
+            tokio::select! {
+                biased;
+                turn = &mut turn => {
+                    // The semaphore is never closed.
+                    return turn.is_ok_and(|turn| self.source().is_none_or(|mut source| source.read_on(Some(turn))));
+                }
+                () = freed => {}
+                () = tokio::time::sleep_until(until) => return false,
+            }
+        }
+    }
+
+    /// What went beyond the budget is sent once only: nothing of it is kept from here on.
+    pub fn spare(&self) {
+        if let Some(mut source) = self.source()
+            && source.beyond.is_some()
+        {
+            source.stop_keeping();
+        }
+    }
+
     /// The body from its start. One that is read beyond what is kept can be had once only.
     pub fn body(&self) -> ReplayBody {
         ReplayBody { source: self.0.clone(), next: 0, done: false }
@@ -259,14 +324,39 @@ impl Source {
             let (kept, cost) = (self.kept + data.len(), data.len() + CHUNK_COST);
             // A body of tiny chunks costs many times its bytes; it is kept as long as that stays in bounds.
             let tiny = self.chunks.len() * CHUNK_COST > self.max;
-            if kept <= self.max && !tiny && self.budget.take(cost) {
+            if kept > self.max || tiny {
+                self.stop_keeping();
+            } else if self.charge(kept, cost) {
                 self.kept = kept;
-                self.charged += cost;
             } else {
                 self.stop_keeping();
+                self.starved = Some(cost);
             }
         }
         self.chunks.push_back(data);
+    }
+
+    /// Takes `cost` more of the budget for a body of which `kept` bytes are kept then.
+    fn charge(&mut self, kept: usize, cost: usize) -> bool {
+        if self.charged == 0 && kept + (self.chunks.len() + 1) * CHUNK_COST <= FREE {
+            return true;
+        }
+        let took = self.budget.take(cost, self.beyond.is_some());
+        self.charged += if took { cost } else { 0 };
+        took
+    }
+
+    /// Keeps on, where there is room for what found none, or with a turn to go beyond it.
+    fn read_on(&mut self, turn: Option<OwnedSemaphorePermit>) -> bool {
+        let Some(cost) = self.starved else { return true };
+        if !self.budget.take(cost, turn.is_some()) {
+            return false;
+        }
+        (self.starved, self.beyond) = (None, turn);
+        self.charged += cost;
+        self.kept = self.chunks.iter().map(Bytes::len).sum();
+        self.keeping = true;
+        true
     }
 
     /// What was read stays where it is, and charged for, until it is sent.
@@ -281,6 +371,9 @@ impl Source {
         let freed = self.charged.min(chunk.len() + CHUNK_COST);
         self.charged -= freed;
         self.budget.give_back(freed);
+        if self.charged == 0 {
+            self.beyond = None;
+        }
         Some(chunk)
     }
 }

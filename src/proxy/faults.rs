@@ -65,6 +65,15 @@ pub(super) fn of_acquire(error: &AcquireError, route: &Route, model: &ModelKnown
     }
 }
 
+/// The bodies of other requests leave no room for one that must be read.
+pub(super) fn no_room(max_total: usize, waited: Duration) -> Fault {
+    let message = format!(
+        "the bodies of requests under way fill retry.max_total ({max_total} bytes), and none gave way within \
+         {waited:?}; send the request again"
+    );
+    Fault::new(Code::PoolExhausted, message).retry_after(SOON)
+}
+
 pub(super) fn of_lost(lost: Lost) -> Fault {
     let why = match lost {
         Lost::Expired => "the lease could not be renewed before the provider answered",
