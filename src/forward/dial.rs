@@ -75,8 +75,10 @@ fn carried(ip: Ipv6Addr) -> Option<Ipv4Addr> {
         [0x2001, 0, ..] => Some(low(!whole)),
         // `::1` and `::` are addresses of their own.
         [0, 0, 0, 0, 0, 0, ..] => (whole > 1).then(|| low(whole)),
-        [0, 0, 0, 0, 0, 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => Some(low(whole)),
-        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0x64, 0xff9b, 1, ..] => Some(low(whole)),
+        [0, 0, 0, 0, 0, 0xffff, ..]
+        | [0, 0, 0, 0, 0xffff, 0, ..]
+        | [0x64, 0xff9b, 0, 0, 0, 0, ..]
+        | [0x64, 0xff9b, 1, ..] => Some(low(whole)),
         _ => None,
     }
 }
