@@ -130,6 +130,43 @@ async fn what_cannot_work_is_refused_with_what_to_set() {
     }
 }
 
+#[tokio::test]
+async fn an_amount_in_a_values_file_may_be_a_number_and_one_that_the_injector_refuses_fails_with_its_name() {
+    let values = async |requests: &str, limits: &str, method: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("values.yaml");
+        let text = format!("sidecar: {{resources: {{requests: {{{requests}}}, limits: {{{limits}}}}}}}\n");
+        std::fs::write(&file, text).unwrap();
+        let method = format!("--set=injection.method={method}");
+        let args = ["--values", file.to_str().unwrap(), &method, "--kube-version=1.36"];
+        run(template(&args)).await
+    };
+    for method in ["webhook", "policy"] {
+        let done = values("cpu: 0.5, memory: 67108864", "cpu: 2, memory: 1073741824", method).await;
+        let text = String::from_utf8(done.stdout).unwrap();
+        assert!(text.contains("67108864") && text.contains("1073741824") && !text.contains("e+"), "{method}");
+        if method == "webhook" {
+            let objects = objects(OLDEST_AND_NEWEST, &text).await;
+            let args = &of_kind(&objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"];
+            let args: Vec<String> = serde_json::from_value(args.clone()).unwrap();
+            assert_eq!(defaults(&args[1..]).resources.cpu_request.to_string(), "0.5");
+        }
+        for (requests, limits, word) in [
+            ("cpu: 0, memory: 1Mi", "cpu: 1, memory: 1Mi", "requests.cpu is 0, must be an amount above 0"),
+            ("cpu: 1m, memory: 0Mi", "cpu: 1, memory: 1Mi", "requests.memory is 0Mi, must be"),
+            ("cpu: 0.0000001, memory: 1Mi", "cpu: 1, memory: 1Mi", "requests.cpu is 1e-07, must be"),
+            ("cpu: 1m, memory: 1Mi", "cpu: -1, memory: 1Mi", "limits.cpu is -1, must be"),
+            ("cpu: 2, memory: 1Mi", "cpu: 1999m, memory: 1Mi", "requests.cpu is above"),
+            ("cpu: 1, memory: 1Gi", "cpu: 1, memory: 1000Mi", "requests.memory is above"),
+            ("cpu: 1, memory: 65Mi", "cpu: 1, memory: 67108864", "requests.memory is above"),
+        ] {
+            let done = values(requests, limits, method).await;
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(!done.status.success() && said.contains(word), "{method} {requests} {limits}: {said}");
+        }
+    }
+}
+
 #[test]
 fn every_value_has_a_comment_above_it_and_the_schema_knows_the_same_names() {
     let text = std::fs::read_to_string(chart().join("values.yaml")).unwrap();

@@ -34,10 +34,10 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 {{/* The mark that an injector with these settings leaves, as `lessor inject` reckons it. */}}
 {{- define "lessor.cel.hash" -}}
 {{- $s := .Values.sidecar -}}
-{{- $r := $s.resources -}}
+{{- $amounts := include "lessor.amounts" . | fromYaml -}}
 {{- $pool := "null" -}}
 {{- with $s.pool }}{{ $pool = toJson . }}{{ end -}}
-{{- printf `{"image":%s,"secret":%s,"upstreams":%s,"mode":%s,"native":%s,"resources":{"cpu_request":%s,"cpu_limit":%s,"memory_request":%s,"memory_limit":%s},"drain":%s,"no_proxy":%s,"log_level":%s,"pool":%s}` (include "lessor.sidecarImage" . | toJson) (toJson $s.secret) (toJson $s.upstreams) (toJson $s.mode) (include "lessor.cel.native" .) (toString $r.requests.cpu | toJson) (toString $r.limits.cpu | toJson) (toString $r.requests.memory | toJson) (toString $r.limits.memory | toJson) (include "lessor.cel.drain" .) (toJson $s.noProxy) (toJson $s.logLevel) $pool | sha256sum | trunc 12 -}}
+{{- printf `{"image":%s,"secret":%s,"upstreams":%s,"mode":%s,"native":%s,"resources":{"cpu_request":%s,"cpu_limit":%s,"memory_request":%s,"memory_limit":%s},"drain":%s,"no_proxy":%s,"log_level":%s,"pool":%s}` (include "lessor.sidecarImage" . | toJson) (toJson $s.secret) (toJson $s.upstreams) (toJson $s.mode) (include "lessor.cel.native" .) (toJson $amounts.cpuRequest) (toJson $amounts.cpuLimit) (toJson $amounts.memoryRequest) (toJson $amounts.memoryLimit) (include "lessor.cel.drain" .) (toJson $s.noProxy) (toJson $s.logLevel) $pool | sha256sum | trunc 12 -}}
 {{- end -}}
 
 {{/* A cluster that knows such policies knows native sidecars. */}}
@@ -50,7 +50,7 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 {{/* What the pod says and is: all that the checks need. */}}
 {{- define "lessor.cel.pod" -}}
 {{- $s := .Values.sidecar -}}
-{{- $r := $s.resources -}}
+{{- $amounts := include "lessor.amounts" . | fromYaml -}}
 - name: ann
   expression: "has(object.metadata) && has(object.metadata.annotations) ? object.metadata.annotations : {}"
 - name: labels
@@ -62,10 +62,10 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
   "secret" (list "secret" $s.secret)
   "mode" (list "mode" $s.mode)
   "native" (list "native-sidecar" (include "lessor.cel.native" .))
-  "cpuRequest" (list "cpu-request" (toString $r.requests.cpu))
-  "cpuLimit" (list "cpu-limit" (toString $r.limits.cpu))
-  "memoryRequest" (list "memory-request" (toString $r.requests.memory))
-  "memoryLimit" (list "memory-limit" (toString $r.limits.memory))
+  "cpuRequest" (list "cpu-request" $amounts.cpuRequest)
+  "cpuLimit" (list "cpu-limit" $amounts.cpuLimit)
+  "memoryRequest" (list "memory-request" $amounts.memoryRequest)
+  "memoryLimit" (list "memory-limit" $amounts.memoryLimit)
   "logLevel" (list "log-level" $s.logLevel)
   "pool" (list "pool" $s.pool)
   "drainSaid" (list "drain" (include "lessor.cel.drain" .))

@@ -135,3 +135,29 @@ spec:
       {{- include "lessor.pods" (dict "optedIn" $optedIn) | nindent 6 }}
 {{- end }}
 {{- end -}}
+
+{{/* The sidecar's amounts as texts, each one that `lessor inject` takes: it would refuse others at its start, and the
+policy in every pod. A number of a values file is a float here, and would print as 6.7108864e+07. */}}
+{{- define "lessor.amounts" -}}
+{{- $factors := dict "" 1 "n" 0.000000001 "u" 0.000001 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
+{{- $resources := .Values.sidecar.resources -}}
+{{- range $what := list "cpu" "memory" -}}
+{{- $much := dict -}}
+{{- range $side := list "request" "limit" -}}
+{{- $path := printf "sidecar.resources.%ss.%s" $side $what -}}
+{{- $value := index $resources (printf "%ss" $side) $what -}}
+{{- $text := toString $value -}}
+{{- if and (kindIs "float64" $value) (eq (float64 $value) (floor $value)) (lt (float64 $value) 1e15) -}}
+{{- $text = printf "%d" (int64 $value) -}}
+{{- end -}}
+{{- if not (and (regexMatch "^[0-9](([0-9]{0,17})|([0-9]{0,8}[.][0-9]{0,8}))(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?$" $text) (regexMatch "[1-9]" $text)) -}}
+{{- fail (printf "%s is %s, must be an amount above 0 such as 50m or 1 (CPU), 64Mi or 1Gi (memory)" $path $text) -}}
+{{- end -}}
+{{- $_ := set $much $side (mulf (regexFind "^[0-9.]+" $text) (index $factors (regexFind "[A-Za-z]*$" $text))) }}
+{{ $what }}{{ title $side }}: {{ $text | quote }}
+{{- end -}}
+{{- if gt $much.request $much.limit -}}
+{{- fail (printf "sidecar.resources.requests.%s is above sidecar.resources.limits.%s; raise the limit, or lower the request" $what $what) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
