@@ -167,6 +167,35 @@ async fn an_amount_in_a_values_file_may_be_a_number_and_one_that_the_injector_re
     }
 }
 
+#[tokio::test]
+async fn an_injector_without_a_token_is_told_the_clusters_version_and_one_with_it_asks() {
+    let given = format!("--set-string=certificates.given.caBundle={CA}");
+    let modes: [&[&str]; 3] = [
+        &["--set=certificates.mode=certManager"],
+        &["--set=certificates.mode=given,certificates.secretName=tls", &given],
+        &["--set=certificates.mode=selfManaged"],
+    ];
+    let args = async |mode: &[&str], more: &[&str]| -> Vec<String> {
+        let objects = release(OLDEST_AND_NEWEST, &[mode, more].concat()).await;
+        let pod = &of_kind(&objects, "Deployment")["spec"]["template"]["spec"];
+        serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap()
+    };
+    for mode in modes {
+        let asks = mode[0].ends_with("selfManaged");
+        for (version, is_native) in [("v1.28.3-gke.100", false), ("1.29", true), ("1.35", true)] {
+            let args = args(mode, &["--kube-version", version]).await;
+            let told = args.iter().any(|arg| arg.starts_with("--cluster-version=1."));
+            assert_eq!(told, !asks, "{mode:?} {args:?}");
+            assert!(asks || defaults(&args[1..]).native == is_native, "{mode:?} {version} {args:?}");
+        }
+        // Said once, or the injector would not start.
+        let own = ["--set=injector.extraArgs={--cluster-version=1.28}", "--kube-version=1.35"];
+        assert!(!defaults(&args(mode, &own).await[1..]).native);
+        let forced = args(mode, &["--set-string=sidecar.native=true", "--kube-version=1.28"]).await;
+        assert!(!forced.iter().any(|arg| arg.contains("cluster-version")), "{forced:?}");
+    }
+}
+
 #[test]
 fn every_value_has_a_comment_above_it_and_the_schema_knows_the_same_names() {
     let text = std::fs::read_to_string(chart().join("values.yaml")).unwrap();
