@@ -72,6 +72,46 @@ async fn kustomize_gives_the_same_as_the_manifests_and_the_chart() {
     assert_eq!(of_kind(&built, "Deployment")["spec"]["replicas"], 3);
 }
 
+#[tokio::test]
+async fn an_overlays_image_and_namespace_reach_the_arguments_the_selectors_and_the_certificate() {
+    for (base, follow) in [
+        ("manifests/webhook", "webhook"),
+        ("kustomize/ha", "webhook"),
+        ("manifests/cert-manager", "cert-manager"),
+    ] {
+        // Kustomize takes relative paths alone.
+        let overlay = tempfile::tempdir_in(root().join("target")).unwrap();
+        let text = json!({ "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+            "resources": [format!("../../deploy/{base}")],
+            "transformers": [format!("../../deploy/kustomize/follow/{follow}")],
+            "namespace": "sidecars",
+            "images": [{ "name": "lessor", "newName": "registry.test:5000/key/lessor", "newTag": "2" }] });
+        std::fs::write(overlay.path().join("kustomization.yaml"), text.to_string()).unwrap();
+        let text = said(kustomize(overlay.path().to_str().unwrap())).await;
+        let built = objects(OLDEST_AND_NEWEST, &text).await;
+        let injector = &of_kind(&built, "Deployment")["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(injector["image"], "registry.test:5000/key/lessor:2", "{base}");
+        let args: Vec<String> = serde_json::from_value(injector["args"].clone()).unwrap();
+        let settings = defaults(&args[1..]);
+        assert_eq!(settings.image, "registry.test:5000/key/lessor:2", "{base}");
+        assert_eq!(settings.own_namespace.as_deref(), Some("sidecars"), "{base}");
+        let service =
+            format!("--service={}", of_kind(&built, "Service")["metadata"]["name"].as_str().unwrap());
+        assert_eq!(args.contains(&service), follow == "webhook", "{base}: {args:?}");
+        for webhook in of_kind(&built, "MutatingWebhookConfiguration")["webhooks"].as_array().unwrap() {
+            assert_eq!(webhook["clientConfig"]["service"]["namespace"], "sidecars", "{base}");
+            let rules = webhook["namespaceSelector"]["matchExpressions"].as_array().unwrap();
+            let left_out = rules.iter().find(|rule| rule["key"] == "kubernetes.io/metadata.name").unwrap();
+            let wanted = json!(["kube-system", "kube-node-lease", "kube-public", "sidecars"]);
+            assert_eq!(left_out["values"], wanted, "{base}");
+        }
+        // What still says where it was: labels, the Secret of keys, and names of objects.
+        for word in [".lessor.svc", "lessor/lessor", "=lessor:", "namespace: lessor"] {
+            assert!(!text.contains(word), "{base}: {word} in {text}");
+        }
+    }
+}
+
 /// The pod that `lessor inject` makes of a template, told these flags.
 fn injected(template: &Value, flags: &[&str]) -> Value {
     let mut pod = template.clone();
@@ -186,7 +226,7 @@ fn the_chart_knows_the_catalogues_providers() {
 #[test]
 fn nothing_under_deploy_is_without_its_test_and_each_file_says_first_what_it_is() {
     let mut folders = vec![root().join("deploy")];
-    let known = ["render.sh", "helm/lessor", "manifests", "kustomize/ha", "snippets/native-sidecar.yaml"];
+    let known = ["render.sh", "helm/lessor", "manifests", "kustomize", "snippets/native-sidecar.yaml"];
     let known = known.map(|place| Path::new("deploy").join(place));
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
