@@ -196,6 +196,45 @@ async fn an_injector_without_a_token_is_told_the_clusters_version_and_one_with_i
     }
 }
 
+#[tokio::test]
+async fn cert_manager_renews_the_certificate_under_a_ca_that_stays_and_that_the_webhook_trusts() {
+    let issuer = r#"--set-json=certificates.certManager.issuerRef={"kind":"ClusterIssuer","name":"corp"}"#;
+    for args in
+        [vec!["--set=certificates.mode=certManager"], vec!["--set=certificates.mode=certManager", issuer]]
+    {
+        let objects = release(OLDEST_AND_NEWEST, &args).await;
+        let named = |kind: &str, name: &Value| {
+            let all = all_of_kind(&objects, kind).into_iter();
+            all.filter(|one| one["metadata"]["name"] == *name).collect::<Vec<_>>()
+        };
+        let pod = &of_kind(&objects, "Deployment")["spec"]["template"]["spec"];
+        let secret = &pod["volumes"][0]["secret"]["secretName"];
+        let certificates = all_of_kind(&objects, "Certificate");
+        let leaf = certificates.iter().find(|one| one["spec"]["secretName"] == *secret).unwrap();
+        let webhook = of_kind(&objects, "MutatingWebhookConfiguration");
+        let from = webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"].as_str().unwrap();
+        let trusted = named("Certificate", &from.strip_prefix("lessor/").unwrap().into())[0];
+        if args.len() == 2 {
+            assert_eq!((certificates.len(), all_of_kind(&objects, "Issuer").len()), (1, 0));
+            assert_eq!((&leaf["spec"]["issuerRef"]["name"], trusted), (&json!("corp"), *leaf));
+            continue;
+        }
+        // The leaf is signed by the CA that is trusted, and only that one signs itself.
+        assert_ne!(leaf["spec"]["isCA"], true);
+        let signer = named("Issuer", &leaf["spec"]["issuerRef"]["name"])[0];
+        assert_eq!(signer["spec"]["ca"]["secretName"], trusted["spec"]["secretName"]);
+        assert_ne!(trusted["spec"]["secretName"], *secret);
+        assert_eq!(trusted["spec"]["isCA"], true);
+        assert_eq!(trusted["spec"]["privateKey"]["rotationPolicy"], "Never");
+        let root = named("Issuer", &trusted["spec"]["issuerRef"]["name"])[0];
+        assert_eq!(root["spec"], json!({ "selfSigned": {} }));
+        let hours = |one: &Value| -> u32 {
+            one["spec"]["duration"].as_str().unwrap().trim_end_matches('h').parse().unwrap()
+        };
+        assert!(hours(trusted) > 10 * hours(leaf));
+    }
+}
+
 #[test]
 fn every_value_has_a_comment_above_it_and_the_schema_knows_the_same_names() {
     let text = std::fs::read_to_string(chart().join("values.yaml")).unwrap();
