@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use inject_world::{container, containers, defaults, restricted::violations, values};
 use kubernetes_world::{
     OLDEST_AND_NEWEST, WITH_POLICIES, all_of_kind, chart, kustomize, objects, objects_in, of_kind, release,
-    root, said, yaml,
+    root, said, tool, yaml,
 };
 use lessor::control::kubernetes::{Request, answer, patched};
 use serde_json::{Map, Value, json};
@@ -272,6 +272,25 @@ fn the_page_on_kubernetes_lists_every_annotation_that_is_read_and_no_other() {
     for name in known {
         assert!(listed.contains(&name), "the page does not say what lessor.dev/{name} is for");
     }
+}
+
+#[tokio::test]
+async fn what_the_page_says_of_a_look_without_a_cluster_works_on_the_examples() {
+    let page = doc("kubernetes.md");
+    let lines: Vec<_> = page
+        .lines()
+        .skip_while(|line| !line.starts_with("python3 -c "))
+        .take_while(|line| *line != "```")
+        .collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(example("deployment.yaml"), dir.path().join("deployment.yaml")).unwrap();
+    let (python, lessor) = (tool("kubernetes/bin/python"), Path::new(env!("CARGO_BIN_EXE_lessor")));
+    let words = lines.join("\n").replace("python3 ", "\"$1\" ").replace("lessor inject", "\"$2\" inject");
+    let mut command = Command::new("sh");
+    command.args(["-euc", &format!("cd \"$3\"\n{words}"), "sh"]).arg(python).arg(lessor).arg(dir.path());
+    let pod: Value = serde_json::from_str(&said(command).await).unwrap();
+    assert_eq!(containers(&pod)[0]["name"], "lessor");
 }
 
 #[tokio::test]
