@@ -118,6 +118,26 @@ async fn what_cannot_work_is_refused_with_what_to_set() {
     let lacks_ca = "--set=certificates.mode=given,certificates.secretName=tls";
     for (arg, word) in [
         (lacks_ca, "certificates.given.caBundle must be"),
+        (
+            "--set=certificates.mode=given",
+            "Secret with tls.crt and tls.key; and certificates.given.caBundle must be",
+        ),
+        ("--set=podDisruptionBudget.minAvailable=2", "minAvailable is 2 of injector.replicas 2"),
+        ("--set-string=podDisruptionBudget.minAvailable=51%", "minAvailable is 51% of injector.replicas 2"),
+        ("--set-string=podDisruptionBudget.minAvailable=100%", "minAvailable is 100% of"),
+        (
+            r"--set-string=injector.podLabels.lessor\.dev/inject=true",
+            "injector.podLabels has lessor.dev/inject",
+        ),
+        (
+            r"--set-string=injector.podLabels.app\.kubernetes\.io/name=x",
+            "podLabels has app.kubernetes.io/name",
+        ),
+        (
+            r"--set-string=commonLabels.app\.kubernetes\.io/instance=x",
+            "commonLabels has app.kubernetes.io/inst",
+        ),
+        ("--set=sidecar.upstreams={opnai}", "sidecar.upstreams has opnai, which the catalogue does not know"),
         ("--set=certificates.mode=given,certificates.given.caBundle=x", "certificates.secretName must name"),
         ("--set=serviceAccount.create=false", "serviceAccount.name must be set"),
         ("--set=injection.method=policy", "needs Kubernetes 1.36; this is v1.35"),
@@ -232,6 +252,81 @@ async fn cert_manager_renews_the_certificate_under_a_ca_that_stays_and_that_the_
             one["spec"]["duration"].as_str().unwrap().trim_end_matches('h').parse().unwrap()
         };
         assert!(hours(trusted) > 10 * hours(leaf));
+    }
+}
+
+#[tokio::test]
+async fn what_stands_close_to_a_mistake_is_taken() {
+    for (args, kube) in [
+        (vec!["--set-json=injection.excludedNamespaces=null,sidecar.noProxy=null"], "1.36"),
+        (vec!["--set-string=podDisruptionBudget.minAvailable=50%"], "1.36"),
+        (vec!["--set=podDisruptionBudget.minAvailable=2,injector.replicas=3"], "1.36"),
+        (vec!["--set=podDisruptionBudget.minAvailable=1,injector.replicas=1"], "1.36"),
+        (vec!["--set=sidecar.upstreams={openai,inhouse},sidecar.ownProviders={inhouse}"], "1.36"),
+        // A label that every object has may be another.
+        (vec![r"--set-string=commonLabels.app\.kubernetes\.io/part-of=shop"], "1.36"),
+    ] {
+        for method in ["webhook", "policy"] {
+            let more = [format!("--set=injection.method={method}"), format!("--kube-version={kube}")];
+            let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).chain(more).collect();
+            let objects = release(WITH_POLICIES, &args).await;
+            let is_shop = args[0].ends_with("=shop");
+            let labels = |object: &Value| object["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shop";
+            let of_release = |object: &&Value| object["metadata"]["annotations"]["helm.sh/hook"].is_null();
+            assert!(objects.iter().filter(of_release).all(|object| labels(object) == is_shop), "{args:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn on_a_nodes_network_the_injector_gives_up_its_ports_before_the_next_one_needs_them() {
+    for (arg, unavailable, surge) in
+        [("--set=injector.hostNetwork=true", 1, 0), ("--set=injector.hostNetwork=false", 0, 1)]
+    {
+        let objects = release(OLDEST_AND_NEWEST, &[arg]).await;
+        let rolling = &of_kind(&objects, "Deployment")["spec"]["strategy"]["rollingUpdate"];
+        assert_eq!(*rolling, json!({ "maxUnavailable": unavailable, "maxSurge": surge }), "{arg}");
+    }
+}
+
+#[tokio::test]
+async fn networks_that_are_no_providers_are_excepted_in_their_family_and_what_is_none_is_refused() {
+    let base = "--set=networkPolicy.enabled=true,networkPolicy.apps.namespaces={shop}";
+    let with = |list: &Value| format!("--set-json=networkPolicy.apps.exceptCidrs={list}");
+    let mixed =
+        json!(["fd00:ec2::254/128", "10.0.0.0/8", "2001:db8:1:2:3:4:5:6/128", "169.254.169.254/32", "::/1"]);
+    for (list, four, six) in [
+        (&mixed, json!([mixed[1], mixed[3]]), json!([mixed[0], mixed[2], mixed[4]])),
+        (&json!(["10.0.0.0/8"]), json!(["10.0.0.0/8"]), Value::Null),
+        (&json!([]), Value::Null, Value::Null),
+    ] {
+        let objects = release(OLDEST_AND_NEWEST, &[base, &with(list)]).await;
+        let policies = all_of_kind(&objects, "NetworkPolicy");
+        let apps = policies.iter().find(|one| one["metadata"]["namespace"] == "shop").unwrap();
+        let to = &apps["spec"]["egress"][2]["to"];
+        assert_eq!((&to[0]["ipBlock"]["cidr"], &to[0]["ipBlock"]["except"]), (&json!("0.0.0.0/0"), &four));
+        assert_eq!((&to[1]["ipBlock"]["cidr"], &to[1]["ipBlock"]["except"]), (&json!("::/0"), &six));
+    }
+    for wrong in [
+        "10.0.0.0",
+        "10.0.0.0/0",
+        "10.0.0/8",
+        "10.0.0.256/32",
+        "10.0.0.0/33",
+        "010.0.0.0/8",
+        "fd00::/0",
+        "fd00::/129",
+        "fd00:::1/64",
+        "1::2::3/64",
+        "1:2:3/64",
+        "1:2:3:4:5:6:7::8/64",
+        "fd00::g/64",
+        "",
+        "metadata",
+    ] {
+        let done = run(template(&[base, &with(&json!([wrong]))])).await;
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && said.contains("which is no network such as"), "{wrong}: {said}");
     }
 }
 
