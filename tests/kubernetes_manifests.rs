@@ -294,6 +294,31 @@ async fn what_the_page_says_of_a_look_without_a_cluster_works_on_the_examples() 
 }
 
 #[tokio::test]
+async fn a_guaranteed_pod_stays_so_by_the_four_annotations_that_the_page_names_and_by_no_less() {
+    let amounts = json!({ "cpu": "1", "memory": "1Gi" });
+    let mut pod = json!({ "metadata": { "labels": { "lessor.dev/inject": "true" }, "annotations": {} },
+        "spec": { "containers": [{ "name": "app", "image": "app:1",
+            "resources": { "requests": amounts, "limits": amounts } }] } });
+    let guaranteed = |pod: &Value| {
+        let pod = injected(pod, &[]);
+        containers(&pod).iter().all(|one| one["resources"]["requests"] == one["resources"]["limits"])
+    };
+    let page = doc("kubernetes.md");
+    for (what, amount) in [("cpu", "500m"), ("memory", "128Mi")] {
+        for side in ["request", "limit"] {
+            assert!(!guaranteed(&pod));
+            let name = format!("lessor.dev/{what}-{side}");
+            assert!(
+                page.contains(&format!("`{name}` as")) || page.contains(&format!("`{name}`, ")),
+                "{name}"
+            );
+            pod["metadata"]["annotations"][name] = amount.into();
+        }
+    }
+    assert!(guaranteed(&pod));
+}
+
+#[tokio::test]
 async fn values_and_files_that_the_pages_name_are_there() {
     let values = yaml(&chart().join("values.yaml")).await;
     let tables: Vec<_> = values.as_object().unwrap().keys().cloned().collect();
