@@ -27,5 +27,6 @@ render() {
 }
 
 render webhook
-render cert-manager --set certificates.mode=certManager
+# Nobody knows here for which version of Kubernetes this is, and the injector has no token to ask.
+render cert-manager --set certificates.mode=certManager --set-string sidecar.native=true
 render policy --set injection.method=policy

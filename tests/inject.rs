@@ -234,6 +234,16 @@ fn command(args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
     command_with(&[], args, stdin)
 }
 
+#[test]
+fn yaml_or_a_workload_is_answered_with_what_to_give_instead() {
+    let workload = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "spec": {} }).to_string();
+    for (given, is) in [("kind: Pod\n", "is no JSON: "), (&workload, "is apps/v1 Deployment; ")] {
+        let (code, said, why) = command(&["--review", "-", "--print-pod"], given);
+        assert_eq!((code, said.as_str()), (Some(2), ""), "{why}");
+        assert!(why.contains(is) && why.contains("give the Pod, or a workload's pod template"), "{why}");
+    }
+}
+
 fn command_with(env: &[(&str, &str)], args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lessor"));
     command.arg("inject").args(args).env_clear().envs(env.iter().copied());

@@ -118,6 +118,26 @@ async fn what_cannot_work_is_refused_with_what_to_set() {
     let lacks_ca = "--set=certificates.mode=given,certificates.secretName=tls";
     for (arg, word) in [
         (lacks_ca, "certificates.given.caBundle must be"),
+        (
+            "--set=certificates.mode=given",
+            "Secret with tls.crt and tls.key; and certificates.given.caBundle must be",
+        ),
+        ("--set=podDisruptionBudget.minAvailable=2", "minAvailable is 2 of injector.replicas 2"),
+        ("--set-string=podDisruptionBudget.minAvailable=51%", "minAvailable is 51% of injector.replicas 2"),
+        ("--set-string=podDisruptionBudget.minAvailable=100%", "minAvailable is 100% of"),
+        (
+            r"--set-string=injector.podLabels.lessor\.dev/inject=true",
+            "injector.podLabels has lessor.dev/inject",
+        ),
+        (
+            r"--set-string=injector.podLabels.app\.kubernetes\.io/name=x",
+            "podLabels has app.kubernetes.io/name",
+        ),
+        (
+            r"--set-string=commonLabels.app\.kubernetes\.io/instance=x",
+            "commonLabels has app.kubernetes.io/inst",
+        ),
+        ("--set=sidecar.upstreams={opnai}", "sidecar.upstreams has opnai, which the catalogue does not know"),
         ("--set=certificates.mode=given,certificates.given.caBundle=x", "certificates.secretName must name"),
         ("--set=serviceAccount.create=false", "serviceAccount.name must be set"),
         ("--set=injection.method=policy", "needs Kubernetes 1.36; this is v1.35"),
@@ -127,6 +147,186 @@ async fn what_cannot_work_is_refused_with_what_to_set() {
         let done = run(template(&[arg, "--kube-version", version])).await;
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(!done.status.success() && said.contains(word), "{arg}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn an_amount_in_a_values_file_may_be_a_number_and_one_that_the_injector_refuses_fails_with_its_name() {
+    let values = async |requests: &str, limits: &str, method: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("values.yaml");
+        let text = format!("sidecar: {{resources: {{requests: {{{requests}}}, limits: {{{limits}}}}}}}\n");
+        std::fs::write(&file, text).unwrap();
+        let method = format!("--set=injection.method={method}");
+        let args = ["--values", file.to_str().unwrap(), &method, "--kube-version=1.36"];
+        run(template(&args)).await
+    };
+    for method in ["webhook", "policy"] {
+        let done = values("cpu: 0.5, memory: 67108864", "cpu: 2, memory: 1073741824", method).await;
+        let text = String::from_utf8(done.stdout).unwrap();
+        assert!(text.contains("67108864") && text.contains("1073741824") && !text.contains("e+"), "{method}");
+        if method == "webhook" {
+            let objects = objects(OLDEST_AND_NEWEST, &text).await;
+            let args = &of_kind(&objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"];
+            let args: Vec<String> = serde_json::from_value(args.clone()).unwrap();
+            assert_eq!(defaults(&args[1..]).resources.cpu_request.to_string(), "0.5");
+        }
+        for (requests, limits, word) in [
+            ("cpu: 0, memory: 1Mi", "cpu: 1, memory: 1Mi", "requests.cpu is 0, must be an amount above 0"),
+            ("cpu: 1m, memory: 0Mi", "cpu: 1, memory: 1Mi", "requests.memory is 0Mi, must be"),
+            ("cpu: 0.0000001, memory: 1Mi", "cpu: 1, memory: 1Mi", "requests.cpu is 1e-07, must be"),
+            ("cpu: 1m, memory: 1Mi", "cpu: -1, memory: 1Mi", "limits.cpu is -1, must be"),
+            ("cpu: 2, memory: 1Mi", "cpu: 1999m, memory: 1Mi", "requests.cpu is above"),
+            ("cpu: 1, memory: 1Gi", "cpu: 1, memory: 1000Mi", "requests.memory is above"),
+            ("cpu: 1, memory: 65Mi", "cpu: 1, memory: 67108864", "requests.memory is above"),
+        ] {
+            let done = values(requests, limits, method).await;
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(!done.status.success() && said.contains(word), "{method} {requests} {limits}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_injector_without_a_token_is_told_the_clusters_version_and_one_with_it_asks() {
+    let given = format!("--set-string=certificates.given.caBundle={CA}");
+    let modes: [&[&str]; 3] = [
+        &["--set=certificates.mode=certManager"],
+        &["--set=certificates.mode=given,certificates.secretName=tls", &given],
+        &["--set=certificates.mode=selfManaged"],
+    ];
+    let args = async |mode: &[&str], more: &[&str]| -> Vec<String> {
+        let objects = release(OLDEST_AND_NEWEST, &[mode, more].concat()).await;
+        let pod = &of_kind(&objects, "Deployment")["spec"]["template"]["spec"];
+        serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap()
+    };
+    for mode in modes {
+        let asks = mode[0].ends_with("selfManaged");
+        for (version, is_native) in [("v1.28.3-gke.100", false), ("1.29", true), ("1.35", true)] {
+            let args = args(mode, &["--kube-version", version]).await;
+            let told = args.iter().any(|arg| arg.starts_with("--cluster-version=1."));
+            assert_eq!(told, !asks, "{mode:?} {args:?}");
+            assert!(asks || defaults(&args[1..]).native == is_native, "{mode:?} {version} {args:?}");
+        }
+        // Said once, or the injector would not start.
+        let own = ["--set=injector.extraArgs={--cluster-version=1.28}", "--kube-version=1.35"];
+        assert!(!defaults(&args(mode, &own).await[1..]).native);
+        let forced = args(mode, &["--set-string=sidecar.native=true", "--kube-version=1.28"]).await;
+        assert!(!forced.iter().any(|arg| arg.contains("cluster-version")), "{forced:?}");
+    }
+}
+
+#[tokio::test]
+async fn cert_manager_renews_the_certificate_under_a_ca_that_stays_and_that_the_webhook_trusts() {
+    let issuer = r#"--set-json=certificates.certManager.issuerRef={"kind":"ClusterIssuer","name":"corp"}"#;
+    for args in
+        [vec!["--set=certificates.mode=certManager"], vec!["--set=certificates.mode=certManager", issuer]]
+    {
+        let objects = release(OLDEST_AND_NEWEST, &args).await;
+        let named = |kind: &str, name: &Value| {
+            let all = all_of_kind(&objects, kind).into_iter();
+            all.filter(|one| one["metadata"]["name"] == *name).collect::<Vec<_>>()
+        };
+        let pod = &of_kind(&objects, "Deployment")["spec"]["template"]["spec"];
+        let secret = &pod["volumes"][0]["secret"]["secretName"];
+        let certificates = all_of_kind(&objects, "Certificate");
+        let leaf = certificates.iter().find(|one| one["spec"]["secretName"] == *secret).unwrap();
+        let webhook = of_kind(&objects, "MutatingWebhookConfiguration");
+        let from = webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"].as_str().unwrap();
+        let trusted = named("Certificate", &from.strip_prefix("lessor/").unwrap().into())[0];
+        if args.len() == 2 {
+            assert_eq!((certificates.len(), all_of_kind(&objects, "Issuer").len()), (1, 0));
+            assert_eq!((&leaf["spec"]["issuerRef"]["name"], trusted), (&json!("corp"), *leaf));
+            continue;
+        }
+        // The leaf is signed by the CA that is trusted, and only that one signs itself.
+        assert_ne!(leaf["spec"]["isCA"], true);
+        let signer = named("Issuer", &leaf["spec"]["issuerRef"]["name"])[0];
+        assert_eq!(signer["spec"]["ca"]["secretName"], trusted["spec"]["secretName"]);
+        assert_ne!(trusted["spec"]["secretName"], *secret);
+        assert_eq!(trusted["spec"]["isCA"], true);
+        assert_eq!(trusted["spec"]["privateKey"]["rotationPolicy"], "Never");
+        let root = named("Issuer", &trusted["spec"]["issuerRef"]["name"])[0];
+        assert_eq!(root["spec"], json!({ "selfSigned": {} }));
+        let hours = |one: &Value| -> u32 {
+            one["spec"]["duration"].as_str().unwrap().trim_end_matches('h').parse().unwrap()
+        };
+        assert!(hours(trusted) > 10 * hours(leaf));
+    }
+}
+
+#[tokio::test]
+async fn what_stands_close_to_a_mistake_is_taken() {
+    for (args, kube) in [
+        (vec!["--set-json=injection.excludedNamespaces=null,sidecar.noProxy=null"], "1.36"),
+        (vec!["--set-string=podDisruptionBudget.minAvailable=50%"], "1.36"),
+        (vec!["--set=podDisruptionBudget.minAvailable=2,injector.replicas=3"], "1.36"),
+        (vec!["--set=podDisruptionBudget.minAvailable=1,injector.replicas=1"], "1.36"),
+        (vec!["--set=sidecar.upstreams={openai,inhouse},sidecar.ownProviders={inhouse}"], "1.36"),
+        // A label that every object has may be another.
+        (vec![r"--set-string=commonLabels.app\.kubernetes\.io/part-of=shop"], "1.36"),
+    ] {
+        for method in ["webhook", "policy"] {
+            let more = [format!("--set=injection.method={method}"), format!("--kube-version={kube}")];
+            let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).chain(more).collect();
+            let objects = release(WITH_POLICIES, &args).await;
+            let is_shop = args[0].ends_with("=shop");
+            let labels = |object: &Value| object["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shop";
+            let of_release = |object: &&Value| object["metadata"]["annotations"]["helm.sh/hook"].is_null();
+            assert!(objects.iter().filter(of_release).all(|object| labels(object) == is_shop), "{args:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn on_a_nodes_network_the_injector_gives_up_its_ports_before_the_next_one_needs_them() {
+    for (arg, unavailable, surge) in
+        [("--set=injector.hostNetwork=true", 1, 0), ("--set=injector.hostNetwork=false", 0, 1)]
+    {
+        let objects = release(OLDEST_AND_NEWEST, &[arg]).await;
+        let rolling = &of_kind(&objects, "Deployment")["spec"]["strategy"]["rollingUpdate"];
+        assert_eq!(*rolling, json!({ "maxUnavailable": unavailable, "maxSurge": surge }), "{arg}");
+    }
+}
+
+#[tokio::test]
+async fn networks_that_are_no_providers_are_excepted_in_their_family_and_what_is_none_is_refused() {
+    let base = "--set=networkPolicy.enabled=true,networkPolicy.apps.namespaces={shop}";
+    let with = |list: &Value| format!("--set-json=networkPolicy.apps.exceptCidrs={list}");
+    let mixed =
+        json!(["fd00:ec2::254/128", "10.0.0.0/8", "2001:db8:1:2:3:4:5:6/128", "169.254.169.254/32", "::/1"]);
+    for (list, four, six) in [
+        (&mixed, json!([mixed[1], mixed[3]]), json!([mixed[0], mixed[2], mixed[4]])),
+        (&json!(["10.0.0.0/8"]), json!(["10.0.0.0/8"]), Value::Null),
+        (&json!([]), Value::Null, Value::Null),
+    ] {
+        let objects = release(OLDEST_AND_NEWEST, &[base, &with(list)]).await;
+        let policies = all_of_kind(&objects, "NetworkPolicy");
+        let apps = policies.iter().find(|one| one["metadata"]["namespace"] == "shop").unwrap();
+        let to = &apps["spec"]["egress"][2]["to"];
+        assert_eq!((&to[0]["ipBlock"]["cidr"], &to[0]["ipBlock"]["except"]), (&json!("0.0.0.0/0"), &four));
+        assert_eq!((&to[1]["ipBlock"]["cidr"], &to[1]["ipBlock"]["except"]), (&json!("::/0"), &six));
+    }
+    for wrong in [
+        "10.0.0.0",
+        "10.0.0.0/0",
+        "10.0.0/8",
+        "10.0.0.256/32",
+        "10.0.0.0/33",
+        "010.0.0.0/8",
+        "fd00::/0",
+        "fd00::/129",
+        "fd00:::1/64",
+        "1::2::3/64",
+        "1:2:3/64",
+        "1:2:3:4:5:6:7::8/64",
+        "fd00::g/64",
+        "",
+        "metadata",
+    ] {
+        let done = run(template(&[base, &with(&json!([wrong]))])).await;
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && said.contains("which is no network such as"), "{wrong}: {said}");
     }
 }
 

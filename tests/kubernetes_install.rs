@@ -74,7 +74,10 @@ async fn a_self_managed_injector_needs_no_right_beyond_its_roles_and_every_one_o
 #[tokio::test(flavor = "multi_thread")]
 async fn what_helm_test_asks_is_answered_by_an_injector_that_is_ready_and_by_no_other() {
     let objects = release(OLDEST_AND_NEWEST, &[""; 0]).await;
-    let args = of_kind(&objects, "Pod")["spec"]["containers"][0]["args"].clone();
+    let pod = &of_kind(&objects, "Pod")["spec"];
+    // Asked again until it is ready, for a minute at least: 10, 20 and 40 s are between tries.
+    assert_eq!((&pod["restartPolicy"], &pod["activeDeadlineSeconds"]), (&"OnFailure".into(), &120.into()));
+    let args = pod["containers"][0]["args"].clone();
     let cluster = Cluster::start().await;
     let injector = Injector::start(&cluster.args(), &cluster.env()).await;
     injector.ready().await;

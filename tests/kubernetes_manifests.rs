@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use inject_world::{container, containers, defaults, restricted::violations, values};
 use kubernetes_world::{
     OLDEST_AND_NEWEST, WITH_POLICIES, all_of_kind, chart, kustomize, objects, objects_in, of_kind, release,
-    root, said, yaml,
+    root, said, tool, yaml,
 };
 use lessor::control::kubernetes::{Request, answer, patched};
 use serde_json::{Map, Value, json};
@@ -70,6 +70,46 @@ async fn kustomize_gives_the_same_as_the_manifests_and_the_chart() {
     let built: Vec<_> = built.into_iter().filter(|object| object["kind"] != "Namespace").collect();
     assert_eq!(sorted(&built), sorted(&chart));
     assert_eq!(of_kind(&built, "Deployment")["spec"]["replicas"], 3);
+}
+
+#[tokio::test]
+async fn an_overlays_image_and_namespace_reach_the_arguments_the_selectors_and_the_certificate() {
+    for (base, follow) in [
+        ("manifests/webhook", "webhook"),
+        ("kustomize/ha", "webhook"),
+        ("manifests/cert-manager", "cert-manager"),
+    ] {
+        // Kustomize takes relative paths alone.
+        let overlay = tempfile::tempdir_in(root().join("target")).unwrap();
+        let text = json!({ "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+            "resources": [format!("../../deploy/{base}")],
+            "transformers": [format!("../../deploy/kustomize/follow/{follow}")],
+            "namespace": "sidecars",
+            "images": [{ "name": "lessor", "newName": "registry.test:5000/key/lessor", "newTag": "2" }] });
+        std::fs::write(overlay.path().join("kustomization.yaml"), text.to_string()).unwrap();
+        let text = said(kustomize(overlay.path().to_str().unwrap())).await;
+        let built = objects(OLDEST_AND_NEWEST, &text).await;
+        let injector = &of_kind(&built, "Deployment")["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(injector["image"], "registry.test:5000/key/lessor:2", "{base}");
+        let args: Vec<String> = serde_json::from_value(injector["args"].clone()).unwrap();
+        let settings = defaults(&args[1..]);
+        assert_eq!(settings.image, "registry.test:5000/key/lessor:2", "{base}");
+        assert_eq!(settings.own_namespace.as_deref(), Some("sidecars"), "{base}");
+        let service =
+            format!("--service={}", of_kind(&built, "Service")["metadata"]["name"].as_str().unwrap());
+        assert_eq!(args.contains(&service), follow == "webhook", "{base}: {args:?}");
+        for webhook in of_kind(&built, "MutatingWebhookConfiguration")["webhooks"].as_array().unwrap() {
+            assert_eq!(webhook["clientConfig"]["service"]["namespace"], "sidecars", "{base}");
+            let rules = webhook["namespaceSelector"]["matchExpressions"].as_array().unwrap();
+            let left_out = rules.iter().find(|rule| rule["key"] == "kubernetes.io/metadata.name").unwrap();
+            let wanted = json!(["kube-system", "kube-node-lease", "kube-public", "sidecars"]);
+            assert_eq!(left_out["values"], wanted, "{base}");
+        }
+        // What still says where it was: labels, the Secret of keys, and names of objects.
+        for word in [".lessor.svc", "lessor/lessor", "=lessor:", "namespace: lessor"] {
+            assert!(!text.contains(word), "{base}: {word} in {text}");
+        }
+    }
 }
 
 /// The pod that `lessor inject` makes of a template, told these flags.
@@ -186,7 +226,7 @@ fn the_chart_knows_the_catalogues_providers() {
 #[test]
 fn nothing_under_deploy_is_without_its_test_and_each_file_says_first_what_it_is() {
     let mut folders = vec![root().join("deploy")];
-    let known = ["render.sh", "helm/lessor", "manifests", "kustomize/ha", "snippets/native-sidecar.yaml"];
+    let known = ["render.sh", "helm/lessor", "manifests", "kustomize", "snippets/native-sidecar.yaml"];
     let known = known.map(|place| Path::new("deploy").join(place));
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -232,6 +272,50 @@ fn the_page_on_kubernetes_lists_every_annotation_that_is_read_and_no_other() {
     for name in known {
         assert!(listed.contains(&name), "the page does not say what lessor.dev/{name} is for");
     }
+}
+
+#[tokio::test]
+async fn what_the_page_says_of_a_look_without_a_cluster_works_on_the_examples() {
+    let page = doc("kubernetes.md");
+    let lines: Vec<_> = page
+        .lines()
+        .skip_while(|line| !line.starts_with("python3 -c "))
+        .take_while(|line| *line != "```")
+        .collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(example("deployment.yaml"), dir.path().join("deployment.yaml")).unwrap();
+    let (python, lessor) = (tool("kubernetes/bin/python"), Path::new(env!("CARGO_BIN_EXE_lessor")));
+    let words = lines.join("\n").replace("python3 ", "\"$1\" ").replace("lessor inject", "\"$2\" inject");
+    let mut command = Command::new("sh");
+    command.args(["-euc", &format!("cd \"$3\"\n{words}"), "sh"]).arg(python).arg(lessor).arg(dir.path());
+    let pod: Value = serde_json::from_str(&said(command).await).unwrap();
+    assert_eq!(containers(&pod)[0]["name"], "lessor");
+}
+
+#[tokio::test]
+async fn a_guaranteed_pod_stays_so_by_the_four_annotations_that_the_page_names_and_by_no_less() {
+    let amounts = json!({ "cpu": "1", "memory": "1Gi" });
+    let mut pod = json!({ "metadata": { "labels": { "lessor.dev/inject": "true" }, "annotations": {} },
+        "spec": { "containers": [{ "name": "app", "image": "app:1",
+            "resources": { "requests": amounts, "limits": amounts } }] } });
+    let guaranteed = |pod: &Value| {
+        let pod = injected(pod, &[]);
+        containers(&pod).iter().all(|one| one["resources"]["requests"] == one["resources"]["limits"])
+    };
+    let page = doc("kubernetes.md");
+    for (what, amount) in [("cpu", "500m"), ("memory", "128Mi")] {
+        for side in ["request", "limit"] {
+            assert!(!guaranteed(&pod));
+            let name = format!("lessor.dev/{what}-{side}");
+            assert!(
+                page.contains(&format!("`{name}` as")) || page.contains(&format!("`{name}`, ")),
+                "{name}"
+            );
+            pod["metadata"]["annotations"][name] = amount.into();
+        }
+    }
+    assert!(guaranteed(&pod));
 }
 
 #[tokio::test]

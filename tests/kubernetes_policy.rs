@@ -55,7 +55,9 @@ fn value_of(flag: &str) -> Option<String> {
     let list = || format!("--set-json=sidecar.{name}={}", json!(value.split(',').collect::<Vec<_>>()));
     let amount = |path: &str| format!("--set-string=sidecar.resources.{path}={value}");
     Some(match name {
-        "upstreams" => list(),
+        "upstreams" => {
+            format!("{},{}", list(), list().replace("--set-json=sidecar.upstreams", "sidecar.ownProviders"))
+        }
         "no-proxy" => list().replace("no-proxy", "noProxy"),
         "cpu-request" => amount("requests.cpu"),
         "cpu-limit" => amount("limits.cpu"),

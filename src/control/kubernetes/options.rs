@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::mint::Terms;
 use super::values::{self, Level, Mode, Quantity};
-use super::{Defaults, Request, Resources, answer, patched};
+use super::{BadReview, Defaults, Request, Resources, answer, patched};
 use crate::control::cli::{Exit, complain, print};
 use crate::model::{PoolName, ProviderName};
 
@@ -21,6 +21,10 @@ pub(super) const LONGEST: usize = 8 * 1024 * 1024;
 const IMAGE: &str = concat!("lessor:", env!("CARGO_PKG_VERSION"));
 /// The first Kubernetes with native sidecars switched on.
 const NATIVE_SINCE: (u32, u32) = (1, 29);
+
+/// What `--review` reads beside reviews.
+const WHAT_TO_GIVE: &str =
+    "give the Pod, or a workload's pod template (with \"kind\": \"Pod\" put into it), as JSON";
 
 /// More of `--linger` is a slip.
 const MOST_LINGER: Duration = Duration::from_mins(5);
@@ -302,13 +306,15 @@ fn read(file: &Path) -> Result<Request, String> {
     if text.len() > LONGEST {
         return Err(format!("is longer than {LONGEST} bytes"));
     }
-    let json: Value = serde_json::from_slice(&text).map_err(|cause| {
-        format!("is no JSON: {cause} (of YAML: kubectl create --dry-run=client -o json -f FILE)")
-    })?;
+    let json: Value =
+        serde_json::from_slice(&text).map_err(|cause| format!("is no JSON: {cause}; {WHAT_TO_GIVE}"))?;
     if json.get("kind").and_then(Value::as_str) == Some("Pod") {
         return Ok(Request::of_pod(json));
     }
-    Request::read(&text).map_err(|cause| cause.to_string())
+    Request::read(&text).map_err(|cause| match cause {
+        BadReview::Unknown(what) => format!("is {what}; {WHAT_TO_GIVE}"),
+        other => other.to_string(),
+    })
 }
 
 #[cfg(test)]

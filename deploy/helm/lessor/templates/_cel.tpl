@@ -34,10 +34,10 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 {{/* The mark that an injector with these settings leaves, as `lessor inject` reckons it. */}}
 {{- define "lessor.cel.hash" -}}
 {{- $s := .Values.sidecar -}}
-{{- $r := $s.resources -}}
+{{- $amounts := include "lessor.amounts" . | fromYaml -}}
 {{- $pool := "null" -}}
 {{- with $s.pool }}{{ $pool = toJson . }}{{ end -}}
-{{- printf `{"image":%s,"secret":%s,"upstreams":%s,"mode":%s,"native":%s,"resources":{"cpu_request":%s,"cpu_limit":%s,"memory_request":%s,"memory_limit":%s},"drain":%s,"no_proxy":%s,"log_level":%s,"pool":%s}` (include "lessor.sidecarImage" . | toJson) (toJson $s.secret) (toJson $s.upstreams) (toJson $s.mode) (include "lessor.cel.native" .) (toString $r.requests.cpu | toJson) (toString $r.limits.cpu | toJson) (toString $r.requests.memory | toJson) (toString $r.limits.memory | toJson) (include "lessor.cel.drain" .) (toJson $s.noProxy) (toJson $s.logLevel) $pool | sha256sum | trunc 12 -}}
+{{- printf `{"image":%s,"secret":%s,"upstreams":%s,"mode":%s,"native":%s,"resources":{"cpu_request":%s,"cpu_limit":%s,"memory_request":%s,"memory_limit":%s},"drain":%s,"no_proxy":%s,"log_level":%s,"pool":%s}` (include "lessor.sidecarImage" . | toJson) (toJson $s.secret) (include "lessor.upstreams" . | splitList "," | toJson) (toJson $s.mode) (include "lessor.cel.native" .) (toJson $amounts.cpuRequest) (toJson $amounts.cpuLimit) (toJson $amounts.memoryRequest) (toJson $amounts.memoryLimit) (include "lessor.cel.drain" .) (toJson (default list $s.noProxy)) (toJson $s.logLevel) $pool | sha256sum | trunc 12 -}}
 {{- end -}}
 
 {{/* A cluster that knows such policies knows native sidecars. */}}
@@ -50,7 +50,7 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 {{/* What the pod says and is: all that the checks need. */}}
 {{- define "lessor.cel.pod" -}}
 {{- $s := .Values.sidecar -}}
-{{- $r := $s.resources -}}
+{{- $amounts := include "lessor.amounts" . | fromYaml -}}
 - name: ann
   expression: "has(object.metadata) && has(object.metadata.annotations) ? object.metadata.annotations : {}"
 - name: labels
@@ -62,10 +62,10 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
   "secret" (list "secret" $s.secret)
   "mode" (list "mode" $s.mode)
   "native" (list "native-sidecar" (include "lessor.cel.native" .))
-  "cpuRequest" (list "cpu-request" (toString $r.requests.cpu))
-  "cpuLimit" (list "cpu-limit" (toString $r.limits.cpu))
-  "memoryRequest" (list "memory-request" (toString $r.requests.memory))
-  "memoryLimit" (list "memory-limit" (toString $r.limits.memory))
+  "cpuRequest" (list "cpu-request" $amounts.cpuRequest)
+  "cpuLimit" (list "cpu-limit" $amounts.cpuLimit)
+  "memoryRequest" (list "memory-request" $amounts.memoryRequest)
+  "memoryLimit" (list "memory-limit" $amounts.memoryLimit)
   "logLevel" (list "log-level" $s.logLevel)
   "pool" (list "pool" $s.pool)
   "drainSaid" (list "drain" (include "lessor.cel.drain" .))
@@ -76,7 +76,7 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
   expression: {{ include "lessor.cel.said" (dict "name" (index $said 0) "default" (index $said 1)) | toJson }}
 {{- end }}
 {{- range $name, $said := dict
-  "upstreams" (list "upstreams" $s.upstreams)
+  "upstreams" (list "upstreams" (include "lessor.upstreams" . | splitList ","))
   "only" (list "containers" list)
   "skip" (list "skip-containers" list)
   "keep" (list "keep-env" list)
@@ -106,7 +106,7 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
   expression: "has(object.spec.hostNetwork) && object.spec.hostNetwork == true"
 - name: wanted
   expression: >-
-    variables.label in ['true', 'enabled'] && !(request.namespace in {{ toJson .Values.injection.excludedNamespaces }})
+    variables.label in ['true', 'enabled'] && !(request.namespace in {{ toJson (default list .Values.injection.excludedNamespaces) }})
     && (variables.there ? variables.ours : !variables.windows && !variables.hostNetwork)
 - name: grace
   expression: "has(object.spec.terminationGracePeriodSeconds) ? int(object.spec.terminationGracePeriodSeconds) : 30"
@@ -283,8 +283,8 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 - name: excepted
   expression: >-
     variables.lists.map(a, {'path': dyn(a.path), 'c': dyn(a.c), 'names': dyn(a.names), 'lits': dyn(a.lits), 'mounted': dyn(a.mounted),
-    'low': dyn({{ include "lessor.cel.except" (dict "own" "a.low" "other" "a.up" "more" .Values.sidecar.noProxy) }}),
-    'up': dyn({{ include "lessor.cel.except" (dict "own" "a.up" "other" "a.low" "more" .Values.sidecar.noProxy) }})})
+    'low': dyn({{ include "lessor.cel.except" (dict "own" "a.low" "other" "a.up" "more" (default list .Values.sidecar.noProxy)) }}),
+    'up': dyn({{ include "lessor.cel.except" (dict "own" "a.up" "other" "a.low" "more" (default list .Values.sidecar.noProxy)) }})})
 {{- $pairs := dict }}
 {{- range list "http_proxy" "HTTP_PROXY" "https_proxy" "HTTPS_PROXY" }}
 {{- $_ := set $pairs . (include "lessor.cel.free" (dict "name" (squote .) "pair" (printf "'%s=%s'" . $door))) }}
