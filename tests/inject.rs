@@ -237,7 +237,7 @@ fn command(args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
 #[test]
 fn yaml_or_a_workload_is_answered_with_what_to_give_instead() {
     let workload = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "spec": {} }).to_string();
-    for (given, is) in [("kind: Pod\n", "is no JSON: "), (&workload, "is apps/v1 Deployment; ")] {
+    for (given, is) in [("kind: Pod\n", "is no JSON: "), (&workload, "is apps/v1 Deployment, no ")] {
         let (code, said, why) = command(&["--review", "-", "--print-pod"], given);
         assert_eq!((code, said.as_str()), (Some(2), ""), "{why}");
         assert!(why.contains(is) && why.contains("give the Pod, or a workload's pod template"), "{why}");
@@ -300,7 +300,7 @@ fn a_pod_from_a_file_is_printed_as_it_would_become() {
     let (code, said, why) = command(&["--review", "-", "--print-pod"], &refused.to_string());
     assert_eq!((code, said.as_str()), (Some(1), ""));
     assert!(why.contains("shareProcessNamespace"), "{why}");
-    for (text, part) in [("apiVersion: v1", "--dry-run=client -o json"), ("{}", "admission.k8s.io/v1")] {
+    for (text, part) in [("apiVersion: v1", "give the Pod"), ("{}", "admission.k8s.io/v1")] {
         let (code, _, why) = command(&["--review", "-"], text);
         assert_eq!(code, Some(2), "{why}");
         assert!(why.contains(part), "{why}");

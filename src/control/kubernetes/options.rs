@@ -312,7 +312,9 @@ fn read(file: &Path) -> Result<Request, String> {
         return Ok(Request::of_pod(json));
     }
     Request::read(&text).map_err(|cause| match cause {
-        BadReview::Unknown(what) => format!("is {what}; {WHAT_TO_GIVE}"),
+        BadReview::Unknown(what) => {
+            format!("is {what}, no admission.k8s.io/v1 AdmissionReview; {WHAT_TO_GIVE}")
+        }
         other => other.to_string(),
     })
 }
