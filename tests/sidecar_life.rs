@@ -6,12 +6,16 @@ mod support;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use tokio::io::AsyncWriteExt as _;
+
 use support::ca_files::{CA_FILES, Readers, files_below};
 use support::lessor::{Home, chat, field};
 use support::plays::openai;
 use support::pod::{self, IP, IP6, Pod, ask, door};
 use support::tunnel::connect;
-use support::{Answer, Door, Gate, Key, NEVER, Play, Provider, Request, Setup, eventually, ms};
+use support::{
+    Answer, Door, Gate, Key, NEVER, Play, Provider, Request, Setup, client, eventually, ms, within,
+};
 
 const NATIVE: [&str; 2] = ["--grace=25s", "--linger=1s"];
 const SECRET: &str = "sk-canary-0123456789abcdef";
@@ -380,6 +384,59 @@ async fn probes_and_metrics_are_on_the_pods_address_of_either_kind_and_v1_is_not
         sidecar.sigterm();
         assert_eq!(sidecar.ends_within(NEVER).await.code(), Some(0));
     }
+}
+
+/// Connections from `from` to the admin listener that ask for much and take nothing, and such as say nothing.
+async fn hoard(from: &str, number: usize) -> Vec<tokio::net::TcpStream> {
+    let asks = format!("GET /metrics HTTP/1.1\r\nHost: {IP}:8322\r\n\r\n").repeat(2000);
+    let mut held = Vec::new();
+    for index in 0..number {
+        let mut socket = from_address(from).await;
+        if index % 2 == 0 {
+            // As much as fits; one that was closed takes nothing.
+            let _ = tokio::time::timeout(ms(20), socket.write_all(asks.as_bytes())).await;
+        }
+        held.push(socket);
+    }
+    held
+}
+
+async fn from_address(from: &str) -> tokio::net::TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    within(NEVER, "a connection", socket.connect(format!("{IP}:8322").parse().unwrap())).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_app_that_hoards_the_admin_listener_keeps_no_probe_of_the_node_out() {
+    if !pod::inside("an_app_that_hoards_the_admin_listener_keeps_no_probe_of_the_node_out").await {
+        return;
+    }
+    const NODE: &str = "10.77.0.1";
+    let mut add = std::process::Command::new("ip");
+    add.args(["addr", "add", &format!("{NODE}/32"), "dev", "lo"]);
+    support::lessor::run(add).await.ok();
+    let provider = Provider::plain(openai).await;
+    let pod = pod(&provider);
+    let mut sidecar = pod.sidecar(IP, &NATIVE);
+    sidecar.listening().await;
+    let _held = hoard("127.0.0.1", 260).await;
+    let _more = hoard(IP, 40).await;
+    let asked = async {
+        let probe = Request::get("/healthz").header("host", &format!("{IP}:8322"));
+        client::send_on(from_address(NODE).await, &admin().host(), probe)
+            .await
+            .unwrap()
+            .whole()
+            .await
+            .unwrap()
+    };
+    // As long as the kubelet waits, unless told otherwise.
+    assert_eq!(within(ms(1000), "the node's probe", asked).await.status, 200);
+    // Nor for long itself: what takes nothing, or says nothing, ends.
+    eventually("a place for the app", async || (probe("/healthz").await == Some(200)).then_some(())).await;
+    sidecar.sigterm();
+    assert_eq!(sidecar.ends_within(NEVER).await.code(), Some(0));
 }
 
 #[tokio::test]

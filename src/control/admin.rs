@@ -8,8 +8,8 @@
 //! what a page elsewhere sent is refused, and no answer ever allows another origin to read it. No
 //! secret can be in an answer: nothing here asks for one, save to compare the admin token.
 //!
-//! Everything ends: heads are bounded in time and size, answers in time, connections in number and
-//! age. No handler reads a body, so none is ever collected.
+//! Everything ends: heads are bounded in time and size, answers in time, also that in which they are taken,
+//! connections in number, by address, and in age. No handler reads a body, so none is ever collected.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -45,6 +45,8 @@ mod events;
 mod gate;
 mod not_lent;
 mod pages;
+mod patience;
+mod peers;
 mod seen;
 mod socket;
 
@@ -52,6 +54,8 @@ use answers::{Refusal, described, text};
 use events::Following;
 use gate::{Door, admit};
 pub use not_lent::not_lent;
+use patience::Patience;
+use peers::{Peer, Peers};
 pub use seen::{
     AppSeen, CaSeen, CheckResult, GraceSeen, KeySeen, LeaseSeen, PoolView, RankSeen, RankingSeen, Status,
     StoreSeen, TermsSeen,
@@ -63,7 +67,7 @@ pub const ANSWER: Duration = Duration::from_secs(10);
 /// The bound of a check, which waits for the provider.
 pub const CHECK: Duration = Duration::from_secs(30);
 /// The bound of a whole request head, and of an idle connection.
-const HEAD: Duration = Duration::from_secs(10);
+const HEAD: Duration = Duration::from_secs(5);
 /// The bound of what one probe or scrape waits for the store.
 const PROBE: Duration = Duration::from_secs(1);
 /// The bound of what any other answer waits for one call to the store.
@@ -72,6 +76,8 @@ const CALL: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 16 * 1024;
 /// Connections open at once, for each door.
 const CONNECTIONS: usize = 256;
+/// What the system keeps of an answer that a peer of the TCP door has not taken: left to itself it is megabytes.
+const UNTAKEN: usize = 128 * 1024;
 /// A connection's whole life: a peer that never reads its answer holds one no longer than this. One that
 /// carries a stream of events lives as long as that.
 const CONNECTION: Duration = Duration::from_mins(5);
@@ -150,14 +156,20 @@ pub struct AdminState {
 /// Serves the TCP door until told to stop.
 pub async fn serve_tcp(listener: tokio::net::TcpListener, state: Arc<AdminState>, stop: CancellationToken) {
     let rooms = Rooms::new(state, stop);
-    while let Some(place) = rooms.place().await {
+    let peers = Peers::new(CONNECTIONS);
+    loop {
         tokio::select! {
             () = rooms.stop.cancelled() => break,
             next = listener.accept() => match next {
                 Ok((stream, peer)) => {
                     // The address that was really reached, for `0.0.0.0` is nobody's host.
                     let Ok(here) = stream.local_addr() else { continue };
-                    rooms.serve(stream, Door::Tcp { here, peer }, place);
+                    // Not held back by waiting: whoever comes next may be another.
+                    let Some(place) = peers.enter(Peer::of(here.ip(), peer.ip())) else { continue };
+                    // A system that refuses has its own bound.
+                    let _ = socket2::SockRef::from(&stream).set_send_buffer_size(UNTAKEN);
+                    let taken = place.taken.clone();
+                    rooms.serve(stream, Door::Tcp { here, peer }, (place, taken));
                 }
                 Err(cause) => rooms.rest(&cause).await,
             },
@@ -180,7 +192,7 @@ pub async fn serve_unix(listener: tokio::net::UnixListener, state: Arc<AdminStat
                     let same_user = stream
                         .peer_cred()
                         .is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw());
-                    rooms.serve(stream, Door::Unix { same_user }, place);
+                    rooms.serve(stream, Door::Unix { same_user }, (place, CancellationToken::new()));
                 }
                 Err(cause) => rooms.rest(&cause).await,
             },
@@ -227,8 +239,10 @@ impl Rooms {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
-    fn serve<S>(&self, stream: S, door: Door, place: OwnedSemaphorePermit)
+    /// Serves one connection, which holds its place until it ends, or until that is taken from it.
+    fn serve<S, P>(&self, stream: S, door: Door, (place, taken): (P, CancellationToken))
     where
+        P: Send + 'static,
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let (state, router, stop) = (self.state.clone(), self.router.clone(), self.stop.clone());
@@ -244,16 +258,20 @@ impl Rooms {
             let _place = place;
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(HEAD_BYTES);
-            let connection = http.serve_connection(TokioIo::new(stream), service);
+            let connection = http.serve_connection(TokioIo::new(Patience::new(stream)), service);
             let mut connection = std::pin::pin!(connection);
             // A connection's error is its peer's affair: gone, too slow, or no HTTP.
             tokio::select! {
                 _ = &mut connection => return,
+                () = taken.cancelled() => return,
                 () = stop.cancelled() => {}
                 () = end_of_life(&streams) => {}
             }
             connection.as_mut().graceful_shutdown();
-            let _ = tokio::time::timeout(CHECK, connection).await;
+            tokio::select! {
+                _ = tokio::time::timeout(CHECK, connection) => {}
+                () = taken.cancelled() => {}
+            }
         });
     }
 

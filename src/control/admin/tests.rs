@@ -919,6 +919,44 @@ async fn past_256_connections_the_next_waits_until_one_ends() {
     assert_eq!(next.await.status, 200);
 }
 
+#[tokio::test]
+async fn past_32_connections_of_one_address_a_further_one_is_closed_at_once() {
+    let admin = Admin::start(|_| {}).await;
+    let mut held = Vec::new();
+    for _ in 0..peers::EACH {
+        held.push(TcpStream::connect(admin.at).await.unwrap());
+    }
+    let from = tokio::net::TcpSocket::new_v4().unwrap();
+    from.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut further = from.connect(admin.at).await.unwrap();
+    let mut end = [0];
+    let ends = tokio::time::timeout(Duration::from_secs(2), further.read(&mut end)).await;
+    assert!(ends.is_ok_and(|read| !matches!(read, Ok(1..))), "held, or served");
+    held.pop();
+    let asked = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\n\r\n", admin.at);
+    let served = async || {
+        let mut peer = TcpStream::connect(admin.at).await.unwrap();
+        let _ = peer.write_all(asked.as_bytes()).await;
+        matches!(peer.read(&mut [0; 64]).await, Ok(1..))
+    };
+    let until = Instant::now() + Duration::from_secs(3); // before the idle ones end by themselves
+    while !served().await {
+        assert!(Instant::now() < until, "a place that was left is not given again");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_not_used_after_its_answer_ends_in_five_seconds() {
+    let admin = Admin::start(|_| {}).await;
+    let mut peer = TcpStream::connect(admin.at).await.unwrap();
+    let asked = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\n\r\n", admin.at);
+    peer.write_all(asked.as_bytes()).await.unwrap();
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(HEAD + Duration::from_secs(1), peer.read_to_end(&mut rest)).await;
+    assert!(end.is_ok_and(|read| read.is_ok()) && rest.starts_with(b"HTTP/1.1 200"), "still open");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_says_nothing_is_shut_out_when_the_time_for_a_head_is_over() {
     let admin = Admin::start(|_| {}).await;
