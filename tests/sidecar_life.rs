@@ -12,6 +12,7 @@ use support::ca_files::{CA_FILES, Readers, files_below};
 use support::lessor::{Home, chat, field};
 use support::plays::openai;
 use support::pod::{self, IP, IP6, Pod, ask, door};
+use support::provider::Certificates;
 use support::tunnel::connect;
 use support::{
     Answer, Door, Gate, Key, NEVER, Play, Provider, Request, Setup, client, eventually, ms, within,
@@ -316,6 +317,38 @@ async fn an_app_of_another_user_reads_the_ca_and_neither_key_nor_socket_nor_secr
     // It is the mount alone that keeps the secret: all may read the file, for its user is not its owner.
     let ran = pod.app_with_the_mounts_of(&sidecar, "cat", &[&secret]).await;
     assert_eq!(ran.ok(), SECRET);
+}
+
+#[tokio::test]
+async fn a_ca_in_the_secret_signs_and_one_that_somebody_could_write_does_not() {
+    if !pod::inside("a_ca_in_the_secret_signs_and_one_that_somebody_could_write_does_not").await {
+        return;
+    }
+    if !pod::has_users() {
+        return; // the secret would be the sidecar's own, whose mode it could change
+    }
+    let provider = Provider::plain(openai).await;
+    let (cert, key) = Certificates::ca();
+    let of_key = Key::new("a").from("file = \"$etc/openai-a\"");
+    let setup = Setup::openai(&provider).set("listen.admin", "\"127.0.0.1:8322\"").key(of_key);
+    let setup = setup.set("ca.cert_file", "\"$etc/tls.crt\"").set("ca.key_file", "\"$etc/tls.key\"");
+    let pod = Pod::new(&setup.toml(), &[("openai-a", SECRET), ("tls.crt", &cert), ("tls.key", &key)]);
+    let mut sidecar = pod.sidecar(IP, &NATIVE);
+    sidecar.listening().await;
+    assert_eq!(std::fs::read_to_string(pod.path("ca/ca.pem")).unwrap(), cert);
+    app_verifies(&pod, &pod.path("ca/ca.pem")).await;
+    sidecar.sigterm();
+    assert_eq!(sidecar.ends_within(NEVER).await.code(), Some(0));
+    // The same file of the same owner, on a mount where somebody may write.
+    let loose = pod.path("private/tls.key");
+    std::fs::write(&loose, &key).unwrap();
+    std::fs::set_permissions(&loose, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    let toml = setup.toml().replace("$etc/tls.key", &loose.display().to_string());
+    pod.set("lessor.toml", &toml.replace("$etc", &pod.path("etc").display().to_string()));
+    let mut sidecar = pod.sidecar(IP, &NATIVE);
+    assert_ne!(sidecar.ends_within(NEVER).await.code(), Some(0));
+    let told = async || sidecar.log().contains("others could sign with it").then_some(());
+    eventually("the reason is told", told).await;
 }
 
 #[tokio::test]

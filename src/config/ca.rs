@@ -10,6 +10,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use x509_parser::certificate::X509Certificate;
 
+use super::secrets::is_mounted;
 use super::tree::{Field, Page, Table};
 use crate::model::Secret;
 
@@ -88,8 +89,9 @@ fn text_of(path: &Path, private: bool) -> Result<zeroize::Zeroizing<String>, Str
     let shown = path.display();
     let why = |error: std::io::Error| format!("{shown} cannot be read: {error}");
     let file = std::fs::File::open(path).map_err(why)?;
-    let mode = file.metadata().map_err(why)?.permissions().mode() & 0o777;
-    if private && mode & 0o077 != 0 {
+    let meta = file.metadata().map_err(why)?;
+    let mode = meta.permissions().mode() & 0o777;
+    if private && mode & 0o077 != 0 && !is_mounted(&file, &meta) {
         return Err(format!("{shown} has mode {mode:04o}: others could sign with it; chmod 600 it"));
     }
     let mut text = zeroize::Zeroizing::new(String::new());

@@ -156,16 +156,20 @@ pub(super) fn read(path: &Path, shape: &Shape) -> Result<(Secret, Option<&'stati
 
 #[cfg(unix)]
 fn warning(file: &std::fs::File, meta: &std::fs::Metadata) -> Option<&'static str> {
-    use rustix::fs::{StatVfsMountFlags, fstatvfs};
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::fs::PermissionsExt as _;
     let open = meta.is_file() && meta.permissions().mode() & 0o004 != 0;
-    // So are the secrets that Kubernetes and Docker mount: they are root's, and a user that is not root reads them by
-    // that bit alone. Who sees them is told by who has the mount, and nobody here could change the mode.
-    let is_mounted = || {
-        let read_only = |about: rustix::fs::StatVfs| about.f_flag.contains(StatVfsMountFlags::RDONLY);
-        meta.uid() != rustix::process::geteuid().as_raw() && fstatvfs(file).is_ok_and(read_only)
-    };
-    (open && !is_mounted()).then_some("can be read by every user of this machine; chmod o-r it")
+    (open && !is_mounted(file, meta)).then_some("can be read by every user of this machine; chmod o-r it")
+}
+
+/// Whether it is mounted here as Kubernetes and Docker mount secrets: they are root's, and a user that is not root
+/// reads them by the mode's last bits alone. Who sees them is told by who has the mount, and nobody here could change
+/// the mode.
+#[cfg(unix)]
+pub(super) fn is_mounted(file: &std::fs::File, meta: &std::fs::Metadata) -> bool {
+    use rustix::fs::{StatVfsMountFlags, fstatvfs};
+    use std::os::unix::fs::MetadataExt as _;
+    let read_only = |about: rustix::fs::StatVfs| about.f_flag.contains(StatVfsMountFlags::RDONLY);
+    meta.uid() != rustix::process::geteuid().as_raw() && fstatvfs(file).is_ok_and(read_only)
 }
 
 #[cfg(not(unix))]
