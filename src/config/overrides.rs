@@ -52,9 +52,16 @@ impl Overrides {
     /// What it must be.
     pub fn ip(text: &str) -> Result<IpAddr, String> {
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-        bare.parse().map_err(|_| {
-            "must be an IP address such as 10.1.2.3 or fd00::7; the port is that of listen.admin".into()
-        })
+        let ip: IpAddr = bare.parse().map_err(|_| {
+            "must be an IP address such as 10.1.2.3 or fd00::7; the port is that of listen.admin".to_owned()
+        })?;
+        // The system would bind it, and nobody could connect.
+        if ip.to_canonical().is_multicast() || ip.to_canonical() == std::net::Ipv4Addr::BROADCAST {
+            return Err(
+                "must be an address of this machine, such as 10.1.2.3 or fd00::7, not one of many".into()
+            );
+        }
+        Ok(ip)
     }
 
     /// Reads a duration, by the rule of the file.
@@ -268,6 +275,13 @@ secret = { env = \"B\" }
         assert_eq!(Overrides::ip("10.1.2.3"), Ok("10.1.2.3".parse().unwrap()));
         for bad in ["", "localhost", "10.1.2.3:8322", "[10.1.2.3", "$(POD_IP)"] {
             assert!(Overrides::ip(bad).unwrap_err().contains("such as 10.1.2.3"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_many_machines_is_refused() {
+        for bad in ["224.0.0.1", "239.1.2.3", "[ff02::1]", "::ffff:224.0.0.1", "255.255.255.255"] {
+            assert!(Overrides::ip(bad).unwrap_err().contains("must be an address of this machine"), "{bad}");
         }
     }
 
