@@ -7,7 +7,7 @@
 //! while it is renewed sees the old one or the new one.
 
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -34,8 +34,9 @@ pub struct CaPaths {
     pub wgetrc: PathBuf,
     /// The same as the bundle, as Java reads it.
     pub java: PathBuf,
-    /// They stay at the end, for those who still run and trust them.
-    stay: bool,
+    /// The directory that was named for them: for all to read, and they stay at the end, for those who still run and
+    /// trust them.
+    dir: Option<PathBuf>,
 }
 
 /// What all users may do in a directory of their own to read, and with a file in it.
@@ -50,31 +51,39 @@ impl CaPaths {
             bundle: socket.with_extension("ca-bundle.pem"),
             wgetrc: socket.with_extension("wgetrc"),
             java: socket.with_extension("ca-bundle.p12"),
-            stay: false,
+            dir: None,
         }
     }
 
-    /// In `dir`, which is made where it is not there; says so where other users cannot read in it.
+    /// In `dir`, which is made where it is not there; says so where other users cannot read in it, or could replace
+    /// what is in it.
     pub fn inside(dir: &Path) -> io::Result<Self> {
-        match std::fs::create_dir(dir) {
-            Ok(()) => std::fs::set_permissions(dir, std::fs::Permissions::from_mode(DIR_MODE))?,
-            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
-                // One that is there may be anybody's home: its mode is its owner's to choose.
-                let mode = std::fs::metadata(dir)?.permissions().mode() & 0o777;
-                if mode & 0o005 != 0o005 {
-                    tracing::warn!(dir = %dir.display(), mode = format!("{mode:04o}"),
-                        "users other than this one cannot read the CA's files: chmod 0755 the directory");
-                }
+        if !make(dir)? {
+            // One that is there may be anybody's home: its mode is its owner's to choose.
+            let about = std::fs::metadata(dir)?;
+            let mode = about.mode() & 0o7777;
+            for problem in problems(mode, about.uid(), rustix::process::geteuid().as_raw()) {
+                tracing::warn!(dir = %dir.display(), mode = format!("{mode:04o}"), owner = about.uid(), "{problem}");
             }
-            Err(cause) => return Err(cause),
         }
         Ok(Self {
             cert: dir.join("ca.pem"),
             bundle: dir.join("ca-bundle.pem"),
             wgetrc: dir.join("wgetrc"),
             java: dir.join("ca-bundle.p12"),
-            stay: true,
+            dir: Some(dir.to_owned()),
         })
+    }
+
+    /// Makes the directory that was named again, where somebody has taken it away.
+    fn make_again(&self) -> io::Result<()> {
+        if let Some(dir) = &self.dir
+            && make(dir)?
+        {
+            tracing::warn!(dir = %dir.display(), "the directory of the CA's files was gone, and was made again; \
+                apps that started meanwhile trust no certificate of lessor's");
+        }
+        Ok(())
     }
 
     /// Writes all, with the `system`'s roots; says up to which turn of the CA they are current.
@@ -127,7 +136,11 @@ impl CaPaths {
             }
             let (paths, of) = (self.clone(), authority.clone());
             // The system's roots are some hundred files on some systems: not on a thread that serves.
-            let done = tokio::task::spawn_blocking(move || paths.write(&of, roots::read())).await;
+            let done = tokio::task::spawn_blocking(move || {
+                paths.make_again()?;
+                paths.write(&of, roots::read())
+            })
+            .await;
             match done.map_err(io::Error::other).flatten() {
                 Ok(turn) => {
                     tracing::info!(path = %self.cert.display(), "the CA's files were renewed");
@@ -140,7 +153,7 @@ impl CaPaths {
                 Err(_) => {}
             }
         }
-        if !self.stay {
+        if self.dir.is_none() {
             self.remove();
         }
     }
@@ -165,6 +178,36 @@ fn usual_roots(mut found: Roots) -> Roots {
     let own = |certificate: &[u8]| memchr::memmem::find(certificate, CA_NAME.as_bytes()).is_some();
     found.retain(|certificate| !own(certificate));
     found
+}
+
+/// Makes `dir` for all to read in; whether it was not there.
+fn make(dir: &Path) -> io::Result<bool> {
+    match std::fs::create_dir(dir) {
+        Ok(()) => {
+            // Whatever the umask.
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(DIR_MODE))?;
+            Ok(true)
+        }
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(cause) => Err(cause),
+    }
+}
+
+/// What is to be told of a directory with this mode and owner, to the user `own`.
+fn problems(mode: u32, owner: u32, own: u32) -> Vec<&'static str> {
+    let mut problems = Vec::new();
+    if mode & 0o005 != 0o005 {
+        problems.push("users other than this one cannot read the CA's files: chmod 0755 the directory");
+    }
+    // A pod's volume is root's and open to all; who is in the pod is told by who has the mount.
+    if owner != own && owner != 0 {
+        problems.push(
+            "the directory's owner, who is another user, can replace what apps trust: name one that is this user's",
+        );
+    } else if owner != 0 && mode & 0o1002 == 0o002 {
+        problems.push("every user of this machine can replace what apps trust: chmod 0755 the directory");
+    }
+    problems
 }
 
 /// The system's settings for wget, which this file stands in for, and the bundle.
@@ -200,4 +243,22 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write().inspect_err(|_| {
         let _ = std::fs::remove_file(&beside);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::problems;
+
+    #[test]
+    fn a_directory_in_which_another_user_can_replace_what_apps_trust_is_warned_of_and_a_pods_volume_is_not() {
+        let told = |mode, owner, word: &str| problems(mode, owner, 1000).iter().any(|one| one.contains(word));
+        assert!(told(0o755, 1001, "owner") && told(0o1777, 1001, "owner"), "another user's");
+        assert!(told(0o777, 1000, "every user"), "ours, and open to all");
+        for (mode, owner) in [(0o777, 0), (0o2777, 0), (0o1777, 0), (0o755, 0), (0o755, 1000), (0o1777, 1000)]
+        {
+            assert!(problems(mode, owner, 1000).is_empty(), "{mode:o} of {owner}");
+        }
+        assert!(problems(0o777, 0, 0).is_empty(), "root in its own volume");
+        assert!(told(0o700, 1000, "cannot read"));
+    }
 }

@@ -147,6 +147,32 @@ async fn the_files_are_renewed_at_a_turn_and_when_somebody_took_them_away() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left beside them");
 }
 
+#[tokio::test]
+async fn a_named_directory_that_was_taken_away_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = dir.path().join("ca");
+    let (authority, now) = turned_by_hand();
+    let authority = Arc::new(authority);
+    let paths = files::CaPaths::inside(&named).unwrap();
+    let written = Some(paths.write(&authority, Vec::new()).unwrap());
+    std::fs::remove_dir_all(&named).unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let keeping = tokio::spawn(paths.clone().keep(authority.clone(), written, stop.clone()));
+    *now.lock().unwrap() += HOUR * 24 * 4;
+    authority.serve_as("api.openai.com").unwrap(); // a turn, so that it looks now
+    let made = async {
+        while !paths.are_there() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), made).await.unwrap();
+    let bits = std::os::unix::fs::PermissionsExt::mode(&named.metadata().unwrap().permissions());
+    assert_eq!(bits & 0o7777, 0o755);
+    stop.cancel();
+    keeping.await.unwrap();
+    assert!(paths.are_there(), "it stays");
+}
+
 /// An operator's CA in files of this directory.
 fn write_pair(dir: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt as _;
