@@ -47,5 +47,7 @@ fn lacks_settings(ours: &Path, other: &Path) -> bool {
     let text = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let (ours, other) = (text(ours), text(other));
     let ours: HashSet<_> = ours.lines().map(str::trim).collect();
-    other.lines().map(str::trim).any(|line| !line.starts_with("ca_certificate") && !ours.contains(line))
+    // What is no setting is not lost.
+    let counts = |line: &&str| !line.starts_with('#') && !line.starts_with("ca_certificate");
+    other.lines().map(str::trim).filter(counts).any(|line| !ours.contains(line))
 }

@@ -1,6 +1,6 @@
 //! The CA's certificate, and bundles of it with the system's roots, where clients can read them.
 //!
-//! wget reads no variable that names certificates, but one that names its settings: they are a file more.
+//! wget reads no variable that names certificates, but one that names its settings: they are a file more ([`wget`]).
 //!
 //! They stand beside the admin socket, where this user alone reads them, or in a directory that was named for all to
 //! read: the apps of a pod run as other users. Only certificates are written, never a key. Each file is replaced whole: a client that reads it
@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::Authority;
 use super::java::trust_store;
 use super::mint::{CA_NAME, pem_of};
+use super::wget;
 use crate::config::roots::{self, Roots};
 
 /// Variables by which clients are told what to trust, besides those that the system's roots go by.
@@ -93,7 +94,7 @@ impl CaPaths {
         let (own, roots) = (pem(&trusted), usual_roots(system));
         replace(&self.cert, own.as_bytes())?;
         replace(&self.bundle, (pem(&roots) + &own).as_bytes())?;
-        replace(&self.wgetrc, wget_settings(&self.bundle).as_bytes())?;
+        replace(&self.wgetrc, wget::settings(&self.bundle, self.dir.is_some()).as_bytes())?;
         replace(&self.java, &trust_store(roots.iter().chain(&trusted)))?;
         Ok(turn)
     }
@@ -208,21 +209,6 @@ fn problems(mode: u32, owner: u32, own: u32) -> Vec<&'static str> {
         problems.push("every user of this machine can replace what apps trust: chmod 0755 the directory");
     }
     problems
-}
-
-/// The system's settings for wget, which this file stands in for, and the bundle.
-fn wget_settings(bundle: &Path) -> String {
-    let system = std::env::var_os("SYSTEM_WGETRC").filter(|path| !path.is_empty());
-    let system = system.unwrap_or_else(|| "/etc/wgetrc".into());
-    // Where there is none, wget goes by its defaults.
-    let before = std::fs::read_to_string(system).unwrap_or_default();
-    let is_ours = |line: &&str| line.trim_start().starts_with("ca_certificate");
-    let mut text = String::new();
-    for line in before.lines().filter(|line| !is_ours(line)) {
-        text.push_str(line);
-        text.push('\n');
-    }
-    text + &format!("ca_certificate = {}\n", bundle.display())
 }
 
 /// Writes `bytes` beside `path` and moves it there. Whoever may open the directory may read it, whatever the umask.

@@ -29,6 +29,7 @@ pub mod operator;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a test that fails may panic
 mod tests;
+mod wget;
 
 use mint::Signer;
 
