@@ -59,6 +59,7 @@ pub fn answer(defaults: &Defaults, request: &Request) -> Answer {
         Decision::Leave(why) => Answer::skipped(why),
         Decision::Inject => checked(defaults, pod, true),
         Decision::Complete => checked(defaults, pod, false),
+        Decision::Refuse(why) => Answer::denied(why),
     }
 }
 
@@ -68,6 +69,9 @@ pub fn pod_name(request: &Request) -> String {
 }
 
 fn checked(defaults: &Defaults, pod: Pod<'_>, first: bool) -> Answer {
+    if let Some(why) = decide::too_large(pod) {
+        return Answer::denied(why);
+    }
     let mut wanted = match Wanted::of(defaults, pod) {
         Ok(wanted) => wanted,
         Err(why) => return Answer::denied(why),

@@ -171,9 +171,11 @@ pub struct Pods {
     cluster_version: Option<(u32, u32)>,
     /// CPU that the scheduler sets aside for the sidecar.
     #[arg(long, env = "LESSOR_INJECT_CPU_REQUEST", value_name = "AMOUNT", default_value = "50m")]
+    #[arg(value_parser = values::cpu)]
     cpu_request: Quantity,
     /// CPU that it may use at most.
     #[arg(long, env = "LESSOR_INJECT_CPU_LIMIT", value_name = "AMOUNT", default_value = "1")]
+    #[arg(value_parser = values::cpu)]
     cpu_limit: Quantity,
     /// Memory that the scheduler sets aside for it.
     #[arg(long, env = "LESSOR_INJECT_MEMORY_REQUEST", value_name = "AMOUNT", default_value = "64Mi")]
