@@ -17,14 +17,18 @@ mod managed;
 mod mint;
 mod options;
 mod patch;
+mod places;
 mod pod;
+mod reply;
 mod review;
 mod serve;
 mod settings;
 mod shared;
 mod sidecar;
 mod values;
+mod watch;
 mod webhook;
+mod work;
 
 use decide::Decision;
 pub use options::{Inject, print_review};

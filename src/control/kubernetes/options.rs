@@ -15,8 +15,8 @@ use super::{Defaults, Request, Resources, answer, patched};
 use crate::control::cli::{Exit, complain, print};
 use crate::model::{PoolName, ProviderName};
 
-/// The longest review that is read: a pod has 1.5 MiB at most, and comes with what was there before.
-pub(super) const LONGEST: usize = 8 * 1024 * 1024;
+/// The longest review that is read: etcd refuses an object above 1.5 MiB, and what is created comes alone.
+pub(super) const LONGEST: usize = 3 * 1024 * 1024;
 /// The image of this version.
 const IMAGE: &str = concat!("lessor:", env!("CARGO_PKG_VERSION"));
 /// The first Kubernetes with native sidecars switched on.
