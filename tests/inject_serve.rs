@@ -153,16 +153,37 @@ async fn a_pair_that_is_none_is_not_taken_and_a_good_one_is_as_soon_as_it_is_the
     let mixed = (other.0.clone(), good.1.clone());
     let junk = ("no certificate".to_owned(), good.1.clone());
     let no_key = (other.0.clone(), "no key".to_owned());
+    // PEM as it should be, around what is no certificate.
+    let begins = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let broken = (format!("{}{begins}", other.0), other.1.clone());
+    let long = (format!("{}{}", other.0, " ".repeat(1 << 20)), other.1.clone());
     for (bad, why) in [
         (&mixed, "is not the key of"),
         (&junk, "no readable PEM certificate"),
         (&no_key, "no readable PEM key"),
+        (&broken, "its number 2 from above"),
+        (&long, "is longer than 1048576 bytes"),
         (&over, "is not valid now"),
     ] {
         mounted.put(bad);
         eventually(why, async || injector.log().contains(why).then_some(())).await;
         assert_eq!(shown(&api, &injector).await, Some(der(&good)));
         assert_eq!(injector.page("/readyz").await.0, StatusCode::OK);
+    }
+    // What is no file is not waited for, through links either.
+    for (which, name) in ["tls.crt", "tls.key"].into_iter().enumerate() {
+        mounted.put(&good);
+        let pipe = format!("pipe-{which}");
+        let at = mounted.0.path().join(&pipe);
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        std::os::unix::fs::symlink(&pipe, mounted.0.path().join("next")).unwrap();
+        std::fs::rename(mounted.0.path().join("next"), mounted.0.path().join(name)).unwrap();
+        let why = format!("{name} is no regular file");
+        eventually(&why, async || injector.log().contains(&why).then_some(())).await;
+        assert_eq!(shown(&api, &injector).await, Some(der(&good)));
+        std::os::unix::fs::symlink(Path::new("..data").join(name), mounted.0.path().join("next")).unwrap();
+        std::fs::rename(mounted.0.path().join("next"), mounted.0.path().join(name)).unwrap();
     }
     assert!(!injector.log().contains("ends soon"), "{}", injector.log());
     // One that is near its end is served, and that is told.
