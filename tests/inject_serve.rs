@@ -153,16 +153,37 @@ async fn a_pair_that_is_none_is_not_taken_and_a_good_one_is_as_soon_as_it_is_the
     let mixed = (other.0.clone(), good.1.clone());
     let junk = ("no certificate".to_owned(), good.1.clone());
     let no_key = (other.0.clone(), "no key".to_owned());
+    // PEM as it should be, around what is no certificate.
+    let begins = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let broken = (format!("{}{begins}", other.0), other.1.clone());
+    let long = (format!("{}{}", other.0, " ".repeat(1 << 20)), other.1.clone());
     for (bad, why) in [
         (&mixed, "is not the key of"),
         (&junk, "no readable PEM certificate"),
         (&no_key, "no readable PEM key"),
+        (&broken, "its number 2 from above"),
+        (&long, "is longer than 1048576 bytes"),
         (&over, "is not valid now"),
     ] {
         mounted.put(bad);
         eventually(why, async || injector.log().contains(why).then_some(())).await;
         assert_eq!(shown(&api, &injector).await, Some(der(&good)));
         assert_eq!(injector.page("/readyz").await.0, StatusCode::OK);
+    }
+    // What is no file is not waited for, through links either.
+    for (which, name) in ["tls.crt", "tls.key"].into_iter().enumerate() {
+        mounted.put(&good);
+        let pipe = format!("pipe-{which}");
+        let at = mounted.0.path().join(&pipe);
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        std::os::unix::fs::symlink(&pipe, mounted.0.path().join("next")).unwrap();
+        std::fs::rename(mounted.0.path().join("next"), mounted.0.path().join(name)).unwrap();
+        let why = format!("{name} is no regular file");
+        eventually(&why, async || injector.log().contains(&why).then_some(())).await;
+        assert_eq!(shown(&api, &injector).await, Some(der(&good)));
+        std::os::unix::fs::symlink(Path::new("..data").join(name), mounted.0.path().join("next")).unwrap();
+        std::fs::rename(mounted.0.path().join("next"), mounted.0.path().join(name)).unwrap();
     }
     assert!(!injector.log().contains("ends soon"), "{}", injector.log());
     // One that is near its end is served, and that is told.
@@ -188,7 +209,7 @@ async fn what_is_no_review_gets_a_clear_answer() {
     let (injector, api, _mounted) = one().await;
     let ask = async |request: Request<Full<bytes::Bytes>>| api.send(injector.webhook, request).await.unwrap();
     let beta = review("u").replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1");
-    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let deep = format!("{}{}", "[".repeat(40_000), "]".repeat(40_000));
     for (body, part) in [
         ("garbage".to_owned(), "cannot be read as an AdmissionReview"),
         (String::new(), "cannot be read as an AdmissionReview"),
@@ -201,9 +222,16 @@ async fn what_is_no_review_gets_a_clear_answer() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{said}");
         assert!(said.contains(part), "{part}: {said}");
     }
-    let huge = vec![b' '; 8 * 1024 * 1024 + 1];
+    let huge = vec![b' '; 3 * 1024 * 1024 + 1];
     let (status, said) = ask(post("/inject", huge)).await;
-    assert_eq!((status, said.contains("longer than 8 MiB")), (StatusCode::PAYLOAD_TOO_LARGE, true), "{said}");
+    assert_eq!(
+        (status, said.contains("longer than 3 MiB; etcd")),
+        (StatusCode::PAYLOAD_TOO_LARGE, true),
+        "{said}"
+    );
+    let objects = format!("[{}]", ["{}"; 60_000].join(","));
+    let (status, said) = ask(post("/inject", objects)).await;
+    assert_eq!((status, said.contains("objects and lists")), (StatusCode::BAD_REQUEST, true), "{said}");
     let mut text = post("/inject", review("u"));
     text.headers_mut().insert("content-type", "text/plain".parse().unwrap());
     let (status, said) = ask(text).await;
@@ -219,7 +247,7 @@ async fn what_is_no_review_gets_a_clear_answer() {
     // All that is counted, and the next review is answered.
     api.review(injector.webhook, "after").await.unwrap();
     let said = injector.page("/metrics").await.1;
-    assert!(said.contains("lessor_inject_refused_total{status=\"400\"} 6"), "{said}");
+    assert!(said.contains("lessor_inject_refused_total{status=\"400\"} 7"), "{said}");
     assert_eq!(injector.page("/nowhere").await.0, StatusCode::NOT_FOUND);
 }
 
@@ -260,6 +288,76 @@ async fn peers_that_stand_still_are_let_go_and_hold_nobody_up() {
     });
     let (nothing, late) = wait.await.unwrap();
     assert_eq!((nothing.len(), &late), (0, b"HTTP/1.1 408"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dearest_reviews_at_once_stay_below_the_memory_that_the_chart_gives() {
+    let (injector, api, _mounted) = one().await;
+    let spec = format!(
+        r#"{{"a":[{}],"b":[{}],"containers":[{{"name":"{}"}}]}}"#,
+        [r#"{"a":0}"#; 49_900].join(","),
+        ["0"; 149_000].join(","),
+        "a".repeat(1 << 20)
+    );
+    let body = review("dear").replace(r#"{"containers":[{"name":"app"}]}"#, &spec);
+    assert!(body.len() > 1 << 20 && body.len() < 3 << 20, "{}", body.len());
+    let asks = (0..12).map(|asker| {
+        let (api, to) = (if asker % 2 == 0 { api.clone() } else { api.clone().by_http1() }, injector.webhook);
+        let request = post("/inject", body.clone());
+        tokio::spawn(async move { api.send(to, request).await.unwrap() })
+    });
+    for ask in asks.collect::<Vec<_>>() {
+        let (status, said) = ask.await.unwrap();
+        let good = status == StatusCode::OK && said.contains("\"uid\":\"dear\"");
+        assert!(good || status == StatusCode::SERVICE_UNAVAILABLE, "{status}: {said}");
+    }
+    let most = injector.most_memory();
+    assert!(most < 128, "{most} MiB");
+    api.review(injector.webhook, "after").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_not_ready_while_nobody_else_can_connect_and_is_again_once_they_can() {
+    let (injector, api, _mounted) = one().await;
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(tokio::net::TcpStream::connect(injector.webhook).await.unwrap());
+    }
+    injector.not_ready("no place for another connection").await;
+    drop(silent);
+    injector.ready().await;
+    api.review(injector.webhook, "after").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_are_answered_whatever_one_peer_holds_open() {
+    let (injector, _, _mounted) = one().await;
+    let of = async |last: u8| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((std::net::Ipv4Addr::new(127, 0, 0, last), 0).into()).unwrap();
+        socket.connect(injector.health).await.unwrap()
+    };
+    let mut silent = Vec::new();
+    for _ in 0..520 {
+        let mut stream = of(2).await;
+        // It asks, and never reads; one that is beyond its share may be closed by now.
+        let _ = stream.write_all(&b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100)).await;
+        silent.push(stream);
+    }
+    // Sooner than any of those is let go for its age.
+    let soon = tokio::time::timeout(Duration::from_secs(5), injector.page("/readyz")).await;
+    assert_eq!(soon.unwrap().0, StatusCode::OK);
+    // One request a connection.
+    let mut probe = of(3).await;
+    probe.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut said = String::new();
+    tokio::time::timeout(process::NEVER, probe.read_to_string(&mut said)).await.unwrap().unwrap();
+    assert!(said.contains("connection: close") && said.ends_with("ok\n"), "{said}");
+    // Each that stands still is let go, by its own bound.
+    for stream in &mut silent {
+        let mut rest = Vec::new();
+        let _ = tokio::time::timeout(process::NEVER, stream.read_to_end(&mut rest)).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 /// Cases whose reviews never get to a policy, and why.
-const NOT_ASKED: [(&str, &str); 2] = [
+const NOT_ASKED: [(&str, &str); 3] = [
+    ("ephemeral_thief", "the API server itself takes no ephemeral containers with a new pod"),
     ("no_pod", "the API server itself refuses a pod without containers before any policy"),
     ("another_kind", "the policy's resourceRules name pods alone, as the webhook's rules do"),
 ];

@@ -74,6 +74,13 @@ impl Injector {
         Self { child, webhook: at("webhook"), health: at("health"), lines }
     }
 
+    /// The most memory that it had, in MiB.
+    pub fn most_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+
     pub fn log(&self) -> String {
         self.lines.lock().unwrap().join("\n")
     }

@@ -4,6 +4,7 @@
 //! served as it is: an API server that is shown a wrong certificate creates no pod at all.
 
 use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +42,14 @@ pub(super) enum CertificateError {
     NoPair { chain: String, key: String },
     #[error("{0} is not valid now; renew it, it is read again by itself")]
     NotValidNow(String),
+    #[error(
+        "{0} has a certificate, its number {1} from above, that cannot be read; write the whole chain anew"
+    )]
+    Broken(String, usize),
+    #[error("{} is no regular file; write the PEM text to one", .0.display())]
+    NoFile(PathBuf),
+    #[error("{} is longer than {LARGEST} bytes, which no certificate or key is", .0.display())]
+    TooLong(PathBuf),
     #[error("{} cannot be read", path.display())]
     Unread { path: PathBuf, source: std::io::Error },
 }
@@ -66,7 +75,11 @@ impl Served {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(chain.as_bytes())
             .collect::<Result<_, _>>()
             .map_err(|_| unread())?;
-        let validity = chain.first().and_then(validity).ok_or_else(unread)?;
+        // A client goes by all of them: one that is broken breaks each handshake.
+        let broken = |at| CertificateError::Broken(of.0.into(), at);
+        let read = |(at, one): (usize, &CertificateDer<'_>)| validity(one).ok_or_else(|| broken(at + 1));
+        let validities = chain.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+        let validity = *validities.first().ok_or_else(unread)?;
         let no_key = || CertificateError::NoKey(of.1.into());
         let mut der = PrivateKeyDer::from_pem_slice(key.expose().as_bytes()).map_err(|_| no_key())?;
         let signing = any_supported_type(&der);
@@ -92,7 +105,10 @@ impl Served {
 
 /// From when to when a certificate is valid.
 pub(super) fn validity(certificate: &CertificateDer<'_>) -> Option<(SystemTime, SystemTime)> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let (rest, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    if !rest.is_empty() {
+        return None;
+    }
     let time = |seconds: i64| {
         SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
     };
@@ -222,9 +238,18 @@ impl Files {
 
 fn read(path: &Path) -> Result<Zeroizing<String>, CertificateError> {
     let unread = |source| CertificateError::Unread { path: path.into(), source };
+    // To open a pipe waits for its other end, unless it is told not to; a regular file knows no such thing.
+    let wait_for_nobody = rustix::fs::OFlags::NONBLOCK.bits();
+    let flags = i32::try_from(wait_for_nobody).unwrap_or_default();
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(unread)?;
+    if !file.metadata().map_err(unread)?.is_file() {
+        return Err(CertificateError::NoFile(path.into()));
+    }
     let mut text = Zeroizing::new(String::new());
-    let file = std::fs::File::open(path).map_err(unread)?;
-    file.take(LARGEST).read_to_string(&mut text).map_err(unread)?;
+    file.take(LARGEST + 1).read_to_string(&mut text).map_err(unread)?;
+    if text.len() as u64 > LARGEST {
+        return Err(CertificateError::TooLong(path.into()));
+    }
     Ok(text)
 }
 

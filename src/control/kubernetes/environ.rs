@@ -5,6 +5,8 @@
 //! holds cannot be seen from here, so a container with it gets a warning, and `lessor.dev/keep-env` names what
 //! is not to be set.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::pod::Container;
@@ -55,10 +57,7 @@ impl Changes {
 /// The environment of `container`.
 pub(super) fn changes(container: Container<'_>, wanted: &Wanted) -> Changes {
     let mut plan = Plan { container, wanted, changes: Changes::default() };
-    for (at, name) in wanted.upstreams.iter().enumerate() {
-        if wanted.upstreams[..at].contains(name) {
-            continue; // named twice
-        }
+    for name in &wanted.upstreams {
         if let Some(provider) = catalogue::builtin().get(name) {
             plan.provider(provider);
         }
@@ -100,7 +99,7 @@ impl Plan<'_> {
     }
 
     fn told_to_keep(&self, name: &str) -> bool {
-        self.wanted.keep_env.iter().any(|kept| kept == name)
+        self.wanted.keep_env.contains(name)
     }
 
     /// Whether it is the app's, and another than `ours`.
@@ -242,12 +241,9 @@ impl Plan<'_> {
         }
         let set = own.into_iter().chain(other.filter(|list| !star(Some(list))));
         let set = set.flat_map(|list| list.split(|c: char| c == ',' || c.is_ascii_whitespace()));
-        let mut all: Vec<&str> = Vec::new();
-        for entry in set.chain(LOCAL).chain(self.wanted.no_proxy.iter().map(String::as_str)) {
-            if !entry.is_empty() && !all.contains(&entry) {
-                all.push(entry);
-            }
-        }
+        let all = set.chain(LOCAL).chain(self.wanted.no_proxy.iter().map(String::as_str));
+        let mut seen = HashSet::new();
+        let all: Vec<&str> = all.filter(|entry| !entry.is_empty() && seen.insert(*entry)).collect();
         all.join(",")
     }
 

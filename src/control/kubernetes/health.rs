@@ -5,9 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::certificates::Current;
+use super::reply::Reply;
 
 /// Whether reviews can be answered, and why not.
 #[derive(Debug)]
@@ -24,13 +23,16 @@ pub(super) struct Readiness(Mutex<State>);
 struct State {
     now: Result<(), String>,
     stopping: bool,
+    /// Nobody else can connect.
+    crowded: bool,
     /// What was told last, so that each change is told once.
     told: Option<String>,
 }
 
 impl Default for Readiness {
     fn default() -> Self {
-        let state = State { now: Err("it has just begun".into()), stopping: false, told: None };
+        let state =
+            State { now: Err("it has just begun".into()), stopping: false, crowded: false, told: None };
         Self(Mutex::new(state))
     }
 }
@@ -53,6 +55,16 @@ impl Readiness {
         state.now = now;
     }
 
+    /// Whether all places for connections are taken.
+    pub(super) fn crowd(&self, crowded: bool) {
+        if crowded {
+            tracing::warn!(
+                "no place for another connection is free; a NetworkPolicy can let API servers alone in"
+            );
+        }
+        self.state().crowded = crowded;
+    }
+
     /// From now on it is not ready, whatever else is said.
     pub(super) fn stop(&self) {
         self.state().stopping = true;
@@ -60,7 +72,13 @@ impl Readiness {
 
     fn get(&self) -> Result<(), String> {
         let state = self.state();
-        if state.stopping { Err("it is stopping".into()) } else { state.now.clone() }
+        if state.stopping {
+            return Err("it is stopping".into());
+        }
+        if state.crowded {
+            return Err("no place for another connection is free; is it API servers that connect?".into());
+        }
+        state.now.clone()
     }
 }
 
@@ -123,7 +141,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+    pub(super) fn answer<B>(&self, request: &Request<B>) -> Response<Reply> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return page(StatusCode::METHOD_NOT_ALLOWED, "there is GET /healthz, /readyz, /metrics\n".into());
         }
@@ -142,7 +160,7 @@ impl Pages {
         }
     }
 
-    fn metrics(&self) -> Response<Full<Bytes>> {
+    fn metrics(&self) -> Response<Reply> {
         self.meters.ready.set(u64::from(self.ready.get().is_ok()));
         let expires = self.current.get().and_then(|served| {
             served.not_after.duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_secs())
@@ -159,8 +177,8 @@ impl Pages {
 }
 
 /// A short answer for people.
-pub(super) fn page(status: StatusCode, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(text)));
+pub(super) fn page(status: StatusCode, text: String) -> Response<Reply> {
+    let mut response = Response::new(Reply::of(text));
     *response.status_mut() = status;
     let kind = header::HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

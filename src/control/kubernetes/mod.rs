@@ -17,14 +17,18 @@ mod managed;
 mod mint;
 mod options;
 mod patch;
+mod places;
 mod pod;
+mod reply;
 mod review;
 mod serve;
 mod settings;
 mod shared;
 mod sidecar;
 mod values;
+mod watch;
 mod webhook;
+mod work;
 
 use decide::Decision;
 pub use options::{Inject, print_review};
@@ -59,6 +63,7 @@ pub fn answer(defaults: &Defaults, request: &Request) -> Answer {
         Decision::Leave(why) => Answer::skipped(why),
         Decision::Inject => checked(defaults, pod, true),
         Decision::Complete => checked(defaults, pod, false),
+        Decision::Refuse(why) => Answer::denied(why),
     }
 }
 
@@ -68,6 +73,9 @@ pub fn pod_name(request: &Request) -> String {
 }
 
 fn checked(defaults: &Defaults, pod: Pod<'_>, first: bool) -> Answer {
+    if let Some(why) = decide::too_large(pod) {
+        return Answer::denied(why);
+    }
     let mut wanted = match Wanted::of(defaults, pod) {
         Ok(wanted) => wanted,
         Err(why) => return Answer::denied(why),

@@ -15,8 +15,8 @@ use super::{BadReview, Defaults, Request, Resources, answer, patched};
 use crate::control::cli::{Exit, complain, print};
 use crate::model::{PoolName, ProviderName};
 
-/// The longest review that is read: a pod has 1.5 MiB at most, and comes with what was there before.
-pub(super) const LONGEST: usize = 8 * 1024 * 1024;
+/// The longest review that is read: etcd refuses an object above 1.5 MiB, and what is created comes alone.
+pub(super) const LONGEST: usize = 3 * 1024 * 1024;
 /// The image of this version.
 const IMAGE: &str = concat!("lessor:", env!("CARGO_PKG_VERSION"));
 /// The first Kubernetes with native sidecars switched on.
@@ -175,9 +175,11 @@ pub struct Pods {
     cluster_version: Option<(u32, u32)>,
     /// CPU that the scheduler sets aside for the sidecar.
     #[arg(long, env = "LESSOR_INJECT_CPU_REQUEST", value_name = "AMOUNT", default_value = "50m")]
+    #[arg(value_parser = values::cpu)]
     cpu_request: Quantity,
     /// CPU that it may use at most.
     #[arg(long, env = "LESSOR_INJECT_CPU_LIMIT", value_name = "AMOUNT", default_value = "1")]
+    #[arg(value_parser = values::cpu)]
     cpu_limit: Quantity,
     /// Memory that the scheduler sets aside for it.
     #[arg(long, env = "LESSOR_INJECT_MEMORY_REQUEST", value_name = "AMOUNT", default_value = "64Mi")]

@@ -7,6 +7,8 @@ use serde_json::Value;
 pub(super) enum List {
     Init,
     App,
+    /// Those of a debugger. An API server takes none with a new pod; they are looked at all the same.
+    Ephemeral,
 }
 
 impl List {
@@ -14,9 +16,13 @@ impl List {
         match self {
             Self::Init => "initContainers",
             Self::App => "containers",
+            Self::Ephemeral => "ephemeralContainers",
         }
     }
 }
+
+/// All of them, those first that start first.
+const LISTS: [List; 3] = [List::Init, List::App, List::Ephemeral];
 
 /// The pod under review.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +37,7 @@ impl<'a> Pod<'a> {
         }
         let named = |container: &Value| container.get("name").is_some_and(Value::is_string);
         let pod = Self(object);
-        if pod.raw("/spec/containers").iter().chain(pod.raw("/spec/initContainers")).all(named) {
+        if LISTS.iter().all(|list| pod.raw(&format!("/spec/{}", list.key())).iter().all(named)) {
             Ok(pod)
         } else {
             Err("a container of the pod under review has no name".into())
@@ -86,7 +92,7 @@ impl<'a> Pod<'a> {
     }
 
     pub(super) fn all_containers(self) -> impl Iterator<Item = Container<'a>> {
-        self.containers(List::Init).chain(self.containers(List::App))
+        LISTS.into_iter().flat_map(move |list| self.containers(list))
     }
 
     pub(super) fn volumes(self) -> &'a [Value] {
@@ -111,9 +117,10 @@ impl<'a> Pod<'a> {
             || self.text("/spec/nodeSelector/kubernetes.io~1os") == Some("windows")
     }
 
-    /// How long the node waits between TERM and the end, in seconds.
+    /// How long the node waits between TERM and the end, in seconds; what is negative counts as 1.
     pub(super) fn grace(self) -> u64 {
-        self.at("/spec/terminationGracePeriodSeconds").and_then(Value::as_u64).unwrap_or(30)
+        let Some(seconds) = self.at("/spec/terminationGracePeriodSeconds") else { return 30 };
+        if seconds.as_i64().is_some_and(|seconds| seconds < 0) { 1 } else { seconds.as_u64().unwrap_or(30) }
     }
 
     /// Whether it ends by itself, as a Job's does.
@@ -153,6 +160,16 @@ impl<'a> Container<'a> {
     fn entry(self, name: &str) -> Option<(usize, &'a Value)> {
         let env = self.items("env").iter().enumerate();
         env.rev().find(|(_, entry)| entry.get("name").and_then(Value::as_str) == Some(name))
+    }
+
+    /// How many entries `env` has.
+    pub(super) fn variables(self) -> usize {
+        self.items("env").len()
+    }
+
+    /// Whether it runs its image's entrypoint with this as the first argument.
+    pub(super) fn runs(self, word: &str) -> bool {
+        self.items("command").is_empty() && self.items("args").first().and_then(Value::as_str) == Some(word)
     }
 
     pub(super) fn has_variable(self, name: &str) -> bool {

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::certificates::{Current, Files};
 use super::cluster::Api;
-use super::doors::{Door, LAST_ANSWERS};
+use super::doors::{Door, For, LAST_ANSWERS};
 use super::health::{Meters, Pages, Readiness};
 use super::managed::Managed;
 use super::mint::Terms;
@@ -59,9 +59,9 @@ pub async fn serve(inject: &Inject) -> Result<(), InjectError> {
     let (webhook_at, health_at) = (at(&reviews), at(&health));
 
     let (closing, keepers, open) = (CancellationToken::new(), TaskTracker::new(), TaskTracker::new());
-    let door = |listener, tls| Door { listener, tls, closing: closing.clone(), open: open.clone() };
+    let door = |listener, whom| Door { listener, whom, closing: closing.clone(), open: open.clone() };
     let pages = Arc::new(Pages { ready: ready.clone(), meters: meters.clone(), current: current.clone() });
-    keepers.spawn(door(health, None).serve(move |request| {
+    keepers.spawn(door(health, For::Probes).serve(move |request| {
         let page = pages.answer(&request);
         async move { page }
     }));
@@ -74,7 +74,7 @@ pub async fn serve(inject: &Inject) -> Result<(), InjectError> {
     tracing::info!(native = defaults.native, config = defaults.hash(), "pods get their sidecar");
     let webhook = Arc::new(Webhook::new(defaults, meters));
     source.keep(inject, current, ready.clone(), &closing, &keepers);
-    keepers.spawn(door(reviews, Some(tls)).serve(move |request| {
+    keepers.spawn(door(reviews, For::Reviews(tls, ready.clone())).serve(move |request| {
         let webhook = webhook.clone();
         async move { webhook.answer(request).await }
     }));

@@ -1,5 +1,7 @@
 //! What a pod's sidecar is to be: what the injector was told for all pods, and what the pod's annotations say.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
 use sha2::Digest as _;
 
@@ -9,7 +11,7 @@ use crate::config::catalogue;
 use crate::model::{PoolName, ProviderName};
 
 /// What labels and annotations of ours begin with.
-const DOMAIN: &str = "lessor.dev/";
+pub(super) const DOMAIN: &str = "lessor.dev/";
 /// The label that asks for a sidecar.
 pub(super) const INJECT: &str = "lessor.dev/inject";
 /// The label of pods that have one.
@@ -38,6 +40,10 @@ const KNOWN: [&str; 17] = [
     "share-process-namespace",
     "java",
 ];
+/// How many unknown ones are told of: more than an API server passes on.
+const UNKNOWN: usize = 64;
+/// The longest name that a known one is looked for; it takes steps by its length times theirs.
+const NEAR: usize = 64;
 /// What is left of a pod's grace for the process to end after its drain, in seconds.
 const MARGIN: u64 = 2;
 
@@ -118,6 +124,8 @@ impl Defaults {
 pub(super) struct Wanted {
     pub(super) image: String,
     pub(super) secret: String,
+    /// The Secret of pods that name none: the others' keys are in it, whatever this pod has.
+    pub(super) usual_secret: String,
     pub(super) mode: Mode,
     pub(super) native: bool,
     pub(super) resources: Resources,
@@ -129,9 +137,9 @@ pub(super) struct Wanted {
     /// The providers that the sidecar serves; `None`: all that its Secret names.
     pub(super) only_upstreams: Option<Vec<ProviderName>>,
     /// The containers that get an environment; `None`: all.
-    pub(super) containers: Option<Vec<String>>,
-    pub(super) skip_containers: Vec<String>,
-    pub(super) keep_env: Vec<String>,
+    pub(super) containers: Option<HashSet<String>>,
+    pub(super) skip_containers: HashSet<String>,
+    pub(super) keep_env: HashSet<String>,
     pub(super) no_proxy: Vec<String>,
     pub(super) java: bool,
     /// Somebody has read what a shared process namespace gives away.
@@ -146,25 +154,27 @@ impl Wanted {
         let read = Annotations(pod);
         let usual = &defaults.resources;
         let upstreams = read.list("upstreams", values::provider)?;
+        let named = upstreams.as_ref().unwrap_or(&defaults.upstreams);
         let mut wanted = Self {
             image: read.or("image", values::image, &defaults.image)?,
             secret: read.or("secret", values::object_name, &defaults.secret)?,
+            usual_secret: defaults.secret.clone(),
             mode: read.or("mode", str::parse, &defaults.mode)?,
             native: read.or("native-sidecar", values::truth, &defaults.native)?,
             resources: Resources {
-                cpu_request: read.or("cpu-request", str::parse, &usual.cpu_request)?,
-                cpu_limit: read.or("cpu-limit", str::parse, &usual.cpu_limit)?,
+                cpu_request: read.or("cpu-request", values::cpu, &usual.cpu_request)?,
+                cpu_limit: read.or("cpu-limit", values::cpu, &usual.cpu_limit)?,
                 memory_request: read.or("memory-request", str::parse, &usual.memory_request)?,
                 memory_limit: read.or("memory-limit", str::parse, &usual.memory_limit)?,
             },
             drain: read.or("drain", values::drain, &defaults.drain)?,
             log_level: read.or("log-level", str::parse, &defaults.log_level)?,
             pool: read.get("pool", pool)?.or_else(|| defaults.pool.clone()),
-            upstreams: upstreams.clone().unwrap_or_else(|| defaults.upstreams.clone()),
+            upstreams: each_once(named),
             only_upstreams: upstreams,
-            containers: read.list("containers", values::container_name)?,
-            skip_containers: read.list("skip-containers", values::container_name)?.unwrap_or_default(),
-            keep_env: read.list("keep-env", values::variable)?.unwrap_or_default(),
+            containers: read.set("containers", values::container_name)?,
+            skip_containers: read.set("skip-containers", values::container_name)?.unwrap_or_default(),
+            keep_env: read.set("keep-env", values::variable)?.unwrap_or_default(),
             no_proxy: defaults.no_proxy.clone(),
             java: read.or("java", values::truth, &false)?,
             accepts_sharing: read.get("share-process-namespace", accept)?.is_some(),
@@ -205,21 +215,26 @@ impl Wanted {
     }
 
     fn look_at_names(&mut self, pod: Pod<'_>) {
-        for (key, _) in pod.annotations() {
-            let Some(name) = key.strip_prefix(DOMAIN).filter(|name| !KNOWN.contains(name)) else { continue };
+        let ours = pod.annotations().filter_map(|(key, _)| Some((key, key.strip_prefix(DOMAIN)?)));
+        for (key, name) in ours.filter(|(_, name)| !KNOWN.contains(name)).take(UNKNOWN) {
             match name {
                 "status" => {}
                 "inject" => self.notes.push(format!("{INJECT} is a label; as an annotation it does nothing")),
                 _ => self.notes.push(format!("annotation {} is not known{}", values::shown(key), near(name))),
             }
         }
-        let containers: Vec<_> = pod.all_containers().map(super::pod::Container::name).collect();
+        let containers: HashSet<_> = pod.all_containers().map(super::pod::Container::name).collect();
+        let none = HashSet::new();
         for (annotation, names) in [
-            ("containers", self.containers.as_deref().unwrap_or_default()),
+            ("containers", self.containers.as_ref().unwrap_or(&none)),
             ("skip-containers", &self.skip_containers),
         ] {
-            let missing = names.iter().filter(|name| !containers.contains(&name.as_str()));
-            self.notes.extend(missing.map(|name| format!("{DOMAIN}{annotation}: there is no {name} yet")));
+            let mut missing: Vec<_> =
+                names.iter().filter(|name| !containers.contains(name.as_str())).collect();
+            missing.sort_unstable(); // a set has no order, and what is said should not change by chance
+            self.notes.extend(
+                missing.into_iter().map(|name| format!("{DOMAIN}{annotation}: there is no {name} yet")),
+            );
         }
         for name in self.upstreams.iter().filter(|name| !catalogue::builtin().contains_key(*name)) {
             self.notes.push(format!("{name} is not in the catalogue, so no variable is set for it"));
@@ -229,14 +244,18 @@ impl Wanted {
         }
     }
 
+    /// Whether a Secret is for sidecars alone.
+    pub(super) fn guards(&self, secret: &str) -> bool {
+        secret == self.secret || secret == self.usual_secret
+    }
+
     /// Whether this container gets an environment.
     pub(super) fn selects(&self, container: &str) -> bool {
-        let is_in = |names: &[String]| names.iter().any(|name| name == container);
-        if is_in(&self.skip_containers) {
+        if self.skip_containers.contains(container) {
             return false;
         }
         match &self.containers {
-            Some(names) => is_in(names),
+            Some(names) => names.contains(container),
             None => !OTHERS.contains(&container),
         }
     }
@@ -268,8 +287,17 @@ fn accept(text: &str) -> Result<(), String> {
     if text == ACCEPT { Ok(()) } else { Err(format!("must be {ACCEPT}, or not there")) }
 }
 
+/// Names in their order, each but once.
+fn each_once(names: &[ProviderName]) -> Vec<ProviderName> {
+    let mut seen = HashSet::new();
+    names.iter().filter(|name| seen.insert(*name)).cloned().collect()
+}
+
 /// The known annotation that was meant, as the end of a sentence.
 fn near(name: &str) -> String {
+    if name.len() > NEAR {
+        return String::new();
+    }
     let slips = |known: &&str| strsim::osa_distance(name, known);
     let nearest = KNOWN.into_iter().min_by_key(slips).filter(|known| slips(known) <= 2);
     nearest.map_or_else(String::new, |known| format!("; {DOMAIN}{known} is"))
@@ -291,6 +319,14 @@ impl Annotations<'_> {
         usual: &T,
     ) -> Result<T, String> {
         Ok(self.get(name, read)?.unwrap_or_else(|| usual.clone()))
+    }
+
+    fn set(
+        &self,
+        name: &str,
+        one: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<Option<HashSet<String>>, String> {
+        Ok(self.list(name, one)?.map(HashSet::from_iter))
     }
 
     fn list<T>(&self, name: &str, one: impl Fn(&str) -> Result<T, String>) -> Result<Option<Vec<T>>, String> {

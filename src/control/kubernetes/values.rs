@@ -125,6 +125,13 @@ impl FromStr for Quantity {
     }
 }
 
+/// An amount of CPU: `64Mi` is one of memory, and 67 million cores to a scheduler.
+pub(super) fn cpu(text: &str) -> Result<Quantity, String> {
+    let of_cpu = text.ends_with(|c: char| c.is_ascii_digit() || "num.".contains(c));
+    let amount = text.parse::<Quantity>().ok().filter(|_| of_cpu);
+    amount.ok_or_else(|| "must be an amount of CPU above 0 such as 50m or 1".into())
+}
+
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -225,6 +232,16 @@ mod tests {
         assert!(amount("2").exceeds(&amount("1999m")));
         assert!(amount("1Gi").exceeds(&amount("1000Mi")));
         assert!(!amount("1024Mi").exceeds(&amount("1Gi")));
+    }
+
+    #[test]
+    fn an_amount_of_cpu_has_no_unit_of_memory() {
+        for good in ["50m", "1", "0.5", "250000u", "100000000n"] {
+            assert!(cpu(good).is_ok(), "{good}");
+        }
+        for bad in ["64Mi", "1Gi", "1k", "1M", "2E", "0", "m", ""] {
+            assert!(cpu(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

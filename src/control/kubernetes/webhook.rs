@@ -5,26 +5,30 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::health::{Meters, page};
 use super::options::LONGEST;
+use super::reply::Reply;
 use super::values::shown;
-use super::{Defaults, answer, pod_name, review};
+use super::work::{NoWork, Work};
+use super::{Answer, BadReview, Defaults, answer, pod_name, review};
 
 /// Where reviews are taken.
 const PATH: &str = "/inject";
 /// The bound of a whole body.
 const BODY: Duration = Duration::from_secs(10);
-/// Bytes of bodies held at once, in KiB: a pod has a few, so this is hundreds of reviews, or eight of the longest.
-const HELD: usize = 64 * 1024;
+/// Bytes of bodies, and of answers until they are sent, held at once, in KiB: a pod has a few, so this is hundreds
+/// of reviews, or five of the longest.
+const HELD: usize = 16 * 1024;
 
 /// Answers reviews.
 pub(super) struct Webhook {
-    defaults: Defaults,
+    defaults: Arc<Defaults>,
     meters: Arc<Meters>,
     held: Arc<Semaphore>,
+    work: Work,
 }
 
 /// Why a request is no review.
@@ -32,16 +36,17 @@ struct Refusal(StatusCode, String);
 
 impl Webhook {
     pub(super) fn new(defaults: Defaults, meters: Arc<Meters>) -> Self {
-        Self { defaults, meters, held: Arc::new(Semaphore::new(HELD)) }
+        let held = Arc::new(Semaphore::new(HELD));
+        Self { defaults: Arc::new(defaults), meters, held, work: Work::default() }
     }
 
-    pub(super) async fn answer<B>(&self, request: Request<B>) -> Response<Full<Bytes>>
+    pub(super) async fn answer<B>(&self, request: Request<B>) -> Response<Reply>
     where
         B: http_body::Body<Data = Bytes> + Unpin,
     {
         match self.review(request).await {
-            Ok(json) => {
-                let mut response = Response::new(Full::new(Bytes::from(json)));
+            Ok(reply) => {
+                let mut response = Response::new(reply);
                 let kind = header::HeaderValue::from_static("application/json");
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);
                 response
@@ -54,7 +59,7 @@ impl Webhook {
         }
     }
 
-    async fn review<B>(&self, request: Request<B>) -> Result<String, Refusal>
+    async fn review<B>(&self, request: Request<B>) -> Result<Reply, Refusal>
     where
         B: http_body::Body<Data = Bytes> + Unpin,
     {
@@ -75,23 +80,16 @@ impl Webhook {
         }
         let body = tokio::time::timeout(BODY, self.collect(request.into_body())).await;
         let late = || Refusal(StatusCode::REQUEST_TIMEOUT, format!("no whole body came within {BODY:?}"));
-        let (body, _held) = body.map_err(|_| late())??;
-        let read = review::Request::read(&body);
-        let request = read.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why.to_string()))?;
-        drop(body);
-        let answer = answer(&self.defaults, &request);
-        self.meters.reviewed(answer.verdict.as_str());
-        tracing::info!(
-            namespace = shown(&request.namespace),
-            pod = shown(&pod_name(&request)),
-            uid = shown(&request.uid),
-            verdict = answer.verdict.as_str(),
-            dry_run = request.dry_run.unwrap_or_default(),
-            warnings = answer.warnings.len(),
-            why = answer.refusal,
-            "reviewed"
-        );
-        Ok(answer.to_review(&request.uid).to_string())
+        let (body, held) = body.map_err(|_| late())??;
+        let defaults = self.defaults.clone();
+        // What is held goes along: a decision that is late holds its body all the same.
+        let done = self.work.done(body, move |body| (decided(&defaults, body), held)).await;
+        let (decided, held) = done.map_err(|why| not_done(&why))?;
+        let (verdict, text) = decided.map_err(|why| Refusal(StatusCode::BAD_REQUEST, why.to_string()))?;
+        self.meters.reviewed(verdict);
+        drop(held); // the body is gone; now it is the answer
+        let held = self.share(text.len().div_ceil(1024))?;
+        Ok(Reply::of(text).holding(held))
     }
 
     /// The body, with its share of what may be held.
@@ -120,12 +118,98 @@ impl Webhook {
     }
 }
 
+/// The verdict, and the whole answer.
+fn decided(defaults: &Defaults, body: &[u8]) -> Result<(&'static str, String), BadReview> {
+    let request = review::Request::read(body)?;
+    let answer = answer(defaults, &request);
+    tell(&request, &answer);
+    Ok((answer.verdict.as_str(), answer.to_review(&request.uid).to_string()))
+}
+
+fn tell(request: &review::Request, answer: &Answer) {
+    tracing::info!(
+        namespace = shown(&request.namespace),
+        pod = shown(&pod_name(request)),
+        uid = shown(&request.uid),
+        verdict = answer.verdict.as_str(),
+        dry_run = request.dry_run.unwrap_or_default(),
+        warnings = answer.warnings.len(),
+        why = answer.refusal,
+        "reviewed"
+    );
+}
+
+fn not_done(why: &NoWork) -> Refusal {
+    let status = match why {
+        NoWork::Late => StatusCode::SERVICE_UNAVAILABLE,
+        NoWork::Broken => StatusCode::INTERNAL_SERVER_ERROR,
+        NoWork::TooMany => StatusCode::BAD_REQUEST,
+    };
+    Refusal(status, why.to_string())
+}
+
 fn too_long() -> Refusal {
-    let why = format!("the body is longer than {} MiB, which no review of a pod is", LONGEST >> 20);
+    let longest = LONGEST >> 20;
+    let why =
+        format!("the body is longer than {longest} MiB; etcd keeps no object above 1.5 MiB, so no pod is");
     Refusal(StatusCode::PAYLOAD_TOO_LARGE, why)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use clap::Parser;
+    use http_body_util::Full;
+
+    use super::*;
+    use crate::control::kubernetes::Inject;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        inject: Inject,
+    }
+
+    fn webhook() -> Webhook {
+        let line = Line::try_parse_from(["inject", "--mode=both"]).unwrap();
+        Webhook::new(line.inject.defaults(None).unwrap(), Arc::default())
+    }
+
+    fn review(padding: usize) -> Request<Full<Bytes>> {
+        let env = serde_json::json!([{ "name": "NO_PROXY", "value": "h".repeat(padding) }]);
+        let body = serde_json::json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "u", "kind": { "kind": "Pod" }, "operation": "CREATE",
+            "object": { "spec": { "containers": [{ "name": "app", "env": env }] } },
+        } });
+        let request = Request::post(PATH).header(header::CONTENT_TYPE, "application/json");
+        request.body(Full::from(body.to_string())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_answer_counts_as_held_until_it_is_sent() {
+        let webhook = webhook();
+        let mut kept = Vec::new();
+        // Nobody takes these.
+        let last = loop {
+            let answer = webhook.answer(review(1 << 20)).await;
+            if answer.status() != StatusCode::OK || kept.len() > HELD / 1024 {
+                break answer;
+            }
+            kept.push(answer);
+        };
+        assert_eq!(last.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(kept.len() < HELD / 2048, "{} answers of 2 MiB and more are held", kept.len());
+        drop((kept, last));
+        assert_eq!(webhook.held.available_permits(), HELD);
+        let answer = webhook.answer(review(10)).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert!(webhook.held.available_permits() < HELD);
+        answer.into_body().collect().await.unwrap();
+        assert_eq!(webhook.held.available_permits(), HELD);
+    }
 }

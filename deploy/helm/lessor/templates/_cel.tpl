@@ -93,10 +93,17 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 - name: there
   expression: "'lessor' in variables.initNames || 'lessor' in variables.appNames"
 # There already, by this policy, the webhook, or a template that was made from such a pod.
-- name: ours
+- name: marked
   expression: >-
     variables.there && 'lessor.dev/injected' in variables.labels && variables.labels['lessor.dev/injected'] == 'true'
     && 'lessor.dev/status' in variables.ann
+# What is marked and has another container of that name is refused.
+- name: ours
+  expression: >-
+    variables.marked && variables.every.filter(c, c.name == 'lessor').size() == 1
+    && variables.every.exists(c, c.name == 'lessor' && (!has(c.command) || c.command.size() == 0)
+    && has(c.args) && c.args.size() > 0 && c.args[0] == 'run'
+    && has(c.volumeMounts) && c.volumeMounts.exists(m, m.name == 'lessor-config'))
 - name: windows
   expression: >-
     (has(object.spec.os) && object.spec.os.name == 'windows')
@@ -107,9 +114,9 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 - name: wanted
   expression: >-
     variables.label in ['true', 'enabled'] && !(request.namespace in {{ toJson (default list .Values.injection.excludedNamespaces) }})
-    && (variables.there ? variables.ours : !variables.windows && !variables.hostNetwork)
+    && (variables.there ? variables.marked : !variables.windows && !variables.hostNetwork)
 - name: grace
-  expression: "has(object.spec.terminationGracePeriodSeconds) ? int(object.spec.terminationGracePeriodSeconds) : 30"
+  expression: "has(object.spec.terminationGracePeriodSeconds) ? (int(object.spec.terminationGracePeriodSeconds) < 0 ? 1 : int(object.spec.terminationGracePeriodSeconds)) : 30"
 # A drain that is longer than the pod's grace would end by a kill.
 - name: longest
   expression: "variables.grace > 2 ? variables.grace - 2 : 1"
@@ -123,8 +130,13 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
 
 {{/* What must hold of a pod that is to get a sidecar; the same in the policy that gives it and in the one that refuses. */}}
 {{- define "lessor.cel.rules" -}}
+{{- $guarded := printf "[variables.secret, %s]" (squote .Values.sidecar.secret) -}}
 {{- $name := `'^[a-z0-9._-]{1,64}$'` -}}
 {{- $quantity := `'^[0-9](([0-9]{0,17})|([0-9]{0,8}[.][0-9]{0,8}))(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?$'` -}}
+- that: "!variables.there || variables.ours"
+  message: >-
+    the pod is marked as one that has its sidecar, and its container `lessor` is not lessor's; take out label
+    lessor.dev/injected and annotation lessor.dev/status, and rename the container
 - that: "variables.mode in ['base-url', 'proxy', 'both']"
   message: annotation lessor.dev/mode must be base-url, proxy or both
 - that: "variables.pool == '' || variables.pool.matches({{ $name }})"
@@ -141,6 +153,8 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
   message: annotation lessor.dev/log-level must be one of error, warn, info, debug, trace
 - that: "[variables.cpuRequest, variables.cpuLimit, variables.memoryRequest, variables.memoryLimit].all(q, q.matches({{ $quantity }}) && q.matches('[1-9]'))"
   message: lessor.dev/cpu-request, cpu-limit, memory-request and memory-limit must be amounts above 0 such as 50m or 64Mi
+- that: "[variables.cpuRequest, variables.cpuLimit].all(q, q.matches('[0-9.num]$'))"
+  message: lessor.dev/cpu-request and cpu-limit must be amounts of CPU such as 50m or 1
 - that: >-
     [[variables.cpuRequest, variables.cpuLimit], [variables.memoryRequest, variables.memoryLimit]].all(pair,
     !pair.all(q, q.matches({{ $quantity }})) || quantity(pair[0]).compareTo(quantity(pair[1])) <= 0)
@@ -167,9 +181,13 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
   message: a volume of the pod has one of lessor's names (lessor-config, lessor-ca, lessor-run); rename it
 - that: >-
     !has(object.spec.volumes) || !object.spec.volumes.exists(v, !(variables.there && v.name == 'lessor-config')
-    && ((has(v.secret) && has(v.secret.secretName) && v.secret.secretName == variables.secret)
+    && ((has(v.secret) && has(v.secret.secretName) && v.secret.secretName in {{ $guarded }})
+    || (has(v.azureFile) && v.azureFile.secretName in {{ $guarded }})
+    {{- range $kind, $reference := dict "csi" "nodePublishSecretRef" "flexVolume" "secretRef" "iscsi" "secretRef" "cephfs" "secretRef" "rbd" "secretRef" "scaleIO" "secretRef" "storageos" "secretRef" }}
+    || (has(v.{{ $kind }}) && has(v.{{ $kind }}.{{ $reference }}) && v.{{ $kind }}.{{ $reference }}.name in {{ $guarded }})
+    {{- end }}
     || (has(v.projected) && has(v.projected.sources)
-    && v.projected.sources.exists(s, has(s.secret) && s.secret.name == variables.secret))))
+    && v.projected.sources.exists(s, has(s.secret) && s.secret.name in {{ $guarded }}))))
   message: a volume of the pod holds lessor's Secret, which only lessor's container may have; take it out
 - that: >-
     variables.every.all(c, c.name == 'lessor' || !has(c.volumeMounts) || c.volumeMounts.all(m,
@@ -180,8 +198,8 @@ travel as text: \u0001 between entries, \u0002 within one, and `NAME=value` for 
     take that out
 - that: >-
     variables.every.all(c, c.name == 'lessor' || ((!has(c.env) || !c.env.exists(e, has(e.valueFrom)
-    && has(e.valueFrom.secretKeyRef) && e.valueFrom.secretKeyRef.name == variables.secret))
-    && (!has(c.envFrom) || !c.envFrom.exists(e, has(e.secretRef) && e.secretRef.name == variables.secret))))
+    && has(e.valueFrom.secretKeyRef) && e.valueFrom.secretKeyRef.name in {{ $guarded }}))
+    && (!has(c.envFrom) || !c.envFrom.exists(e, has(e.secretRef) && e.secretRef.name in {{ $guarded }}))))
   message: a container has variables of lessor's Secret, which only lessor's may have; take them out
 - that: "variables.every.all(c, c.name == 'lessor' || !has(c.ports) || !c.ports.exists(p, p.containerPort in [8321, 8322]))"
   message: a container has port 8321 or 8322, which is lessor's; let it listen on another
