@@ -29,7 +29,7 @@ Where nothing tells it that a Job's container has ended, that container says so 
 /// `lessor run …`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Run {
-    /// Listen here for clients (listen.proxy): 127.0.0.1:8321, [::1]:8321 or unix:/PATH.
+    /// Listen here for clients (listen.proxy): an IP address and port, or unix:/PATH.
     #[arg(long, value_name = "ADDR", value_parser = Overrides::address)]
     proxy: Option<Address>,
     /// The address of the admin listener, whose port stays (listen.admin): the pod's, so that probes and Prometheus
