@@ -1,6 +1,6 @@
 //! The CA's certificate, and bundles of it with the system's roots, where clients can read them.
 //!
-//! wget reads no variable that names certificates, but one that names its settings: they are a file more ([`wget`]).
+//! wget reads no variable that names certificates, but one that names its settings: they are a file more.
 //!
 //! They stand beside the admin socket, where this user alone reads them, or in a directory that was named for all to
 //! read: the apps of a pod run as other users. Only certificates are written, never a key. Each file is replaced whole: a client that reads it
