@@ -11,18 +11,24 @@ use support::provider::Manners;
 use support::sdk::{node, node_dir, python, python_path, root};
 use support::{Key, Provider, Setup};
 
+const CURL: &str = "examples/curl.sh";
+const COMPOSE: &str = "examples/docker-compose.yml";
+const NODE: &str = "examples/node/openai_chat.mjs";
+const ANTHROPIC: &str = "examples/python/anthropic_chat.py";
+const OPENAI: &str = "examples/python/openai_chat.py";
+
 /// Examples that a test here runs; those for Kubernetes are held to what they say in `kubernetes_manifests.rs`.
 const RUN: [&str; 10] = [
-    "examples/curl.sh",
-    "examples/docker-compose.yml",
+    CURL,
+    COMPOSE,
     "examples/kubernetes/app.yaml",
     "examples/kubernetes/cronjob.yaml",
     "examples/kubernetes/deployment.yaml",
     "examples/kubernetes/job.yaml",
     "examples/kubernetes/secret.yaml",
-    "examples/node/openai_chat.mjs",
-    "examples/python/anthropic_chat.py",
-    "examples/python/openai_chat.py",
+    NODE,
+    ANTHROPIC,
+    OPENAI,
 ];
 
 #[test]
@@ -63,7 +69,7 @@ async fn with_openai(mut command: Command) -> Ran {
 #[tokio::test]
 async fn curl_sh_prints_models_and_a_stream() {
     let mut command = Command::new("bash");
-    command.arg(root().join(RUN[0]));
+    command.arg(root().join(CURL));
     let ran = with_openai(command).await;
     assert!(ran.stdout.contains("gpt-4o-mini") && ran.stdout.contains("data: [DONE]"), "{}", ran.stdout);
     assert_eq!(
@@ -76,7 +82,7 @@ async fn curl_sh_prints_models_and_a_stream() {
 
 #[tokio::test]
 async fn openai_chat_py_prints_the_answer() {
-    let ran = with_openai(python(RUN[4])).await;
+    let ran = with_openai(python(OPENAI)).await;
     assert_eq!(ran.stdout, "Hello, world\n");
 }
 
@@ -86,7 +92,7 @@ async fn anthropic_chat_py_prints_the_answer() {
         Provider::builder().manners(Manners::Anthropic).good(&["sk-ant-real"]).start(anthropic).await;
     let key = Key::new("a").of("anthropic").secret("sk-ant-real");
     let lessor = Setup::new().provider("anthropic", &provider).key(key).start().await;
-    let mut command = python(RUN[3]);
+    let mut command = python(ANTHROPIC);
     command
         .env("ANTHROPIC_BASE_URL", format!("{}/anthropic", lessor.url()))
         .env("ANTHROPIC_API_KEY", "placeholder");
@@ -99,7 +105,7 @@ async fn openai_chat_mjs_prints_the_answer() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(node_dir().join("node_modules"), dir.path().join("node_modules")).unwrap();
     let script = dir.path().join("openai_chat.mjs");
-    std::fs::copy(root().join(RUN[2]), &script).unwrap();
+    std::fs::copy(root().join(NODE), &script).unwrap();
     let ran = with_openai(node(script.to_str().unwrap())).await;
     assert_eq!(ran.stdout, "Hello, world\n");
 }
@@ -111,7 +117,7 @@ import json, sys, yaml
 print(json.dumps(yaml.safe_load(open(sys.argv[1]))))
 "#;
     let mut command = Command::new(python_path());
-    command.args(["-c", check]).arg(root().join(RUN[1]));
+    command.args(["-c", check]).arg(root().join(COMPOSE));
     let compose = run(command).await.json();
     let (lessor, app) = (&compose["services"]["lessor"], &compose["services"]["app"]);
     assert_eq!(lessor["build"], "..");
