@@ -5,6 +5,10 @@
 //! margin. The task waits for renewals and deadlines at the same time, so that a store which hangs keeps no
 //! lease alive past its deadline.
 //!
+//! Of very many leases a renewal takes several calls, one after the other, those first whose deadline is next. All
+//! at once would share one call's time in the store, and where it is slow the last would never be answered; and
+//! whoever wants a lease would wait for all of them.
+//!
 //! A lease that the store does not know is lost, with one exception: where the store's data may have gone
 //! (another epoch, or an answer after a failure) the next call re-registers what is still within its
 //! deadline, under the cap. It names only what was granted or confirmed before, by the epoch of that time: a
@@ -17,7 +21,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{Instant, sleep_until};
@@ -25,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use super::held::Hold;
 use super::{Inner, Station, lock, settle};
 use crate::model::{KeyId, LeaseId, Map, PoolName};
-use crate::store::{Epoch, Renew, RenewAnswer, Renewed, StoreError};
+use crate::store::{Epoch, Renew, RenewAnswer, Renewed};
 
 /// Leases in one renewal call.
 const CHUNK: usize = 1000;
@@ -117,25 +120,24 @@ impl Beat {
             return None;
         }
         self.next = None;
-        let mut parts: Vec<Part> = Vec::new();
+        let mut groups: Vec<Part> = Vec::new();
         for entry in self.leases.values_mut().filter(|entry| entry.hold.is_sound()) {
             let reassert = std::mem::take(&mut entry.in_doubt);
-            let known = parts.iter_mut().find(|part| part.epoch == entry.epoch && part.reassert == reassert);
+            let known = groups.iter_mut().find(|part| part.epoch == entry.epoch && part.reassert == reassert);
             match known {
                 Some(part) => part.leases.push(Arc::clone(&entry.hold)),
-                None => parts.push(Part {
+                None => groups.push(Part {
                     leases: vec![Arc::clone(&entry.hold)],
                     epoch: entry.epoch.clone(),
                     reassert,
                 }),
             }
         }
-        if parts.is_empty() {
+        if groups.is_empty() {
             return None; // the next lease starts the rhythm anew
         }
-        for part in &mut parts {
-            part.leases.sort_unstable_by_key(|hold| hold.id);
-        }
+        let mut parts: Vec<Part> = groups.into_iter().flat_map(Part::in_calls).collect();
+        parts.sort_by_cached_key(Part::first_deadline);
         self.running = true;
         Some(Round { parts })
     }
@@ -207,11 +209,25 @@ struct Round {
     parts: Vec<Part>,
 }
 
-/// Leases of which the store is told in one way; all of them, save after a change of epoch.
+/// Leases of which the store is told in one way, and in one call.
 struct Part {
     leases: Vec<Arc<Hold>>,
     epoch: Epoch,
     reassert: bool,
+}
+
+impl Part {
+    /// The same in parts that are not too large for one call.
+    fn in_calls(mut self) -> Vec<Self> {
+        self.leases.sort_by_cached_key(|hold| (hold.deadline.load(Ordering::Acquire), hold.id));
+        let calls = self.leases.chunks(CHUNK);
+        calls.map(|leases| Self { leases: leases.to_vec(), epoch: self.epoch.clone(), ..self }).collect()
+    }
+
+    /// In ticks.
+    fn first_deadline(&self) -> u64 {
+        self.leases.iter().map(|hold| hold.deadline.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
+    }
 }
 
 impl Round {
@@ -220,7 +236,7 @@ impl Round {
     }
 }
 
-/// What the answers about one part told.
+/// What the answer about one part told.
 #[derive(Default)]
 struct Saw {
     epoch: Option<Epoch>,
@@ -259,27 +275,17 @@ pub(super) async fn run(inner: Arc<Inner>) {
     }
 }
 
-/// Renews all of one provider's leases, a chunk a call, all chunks at once.
+/// Renews all of one provider's leases, one call after the other.
 async fn renew(inner: &Arc<Inner>, station: Arc<Station>, round: Round) {
     let begun = Instant::now();
     let limit = inner.lease.heartbeat.min(inner.lease.ttl / 3);
     if round.reasserts() {
         tell_keys(inner, &station, limit).await;
     }
-    let chunks = round.parts.iter().enumerate();
-    let chunks =
-        chunks.flat_map(|(nth, part)| part.leases.chunks(CHUNK).map(move |leases| (nth, part, leases)));
-    let calls = chunks.map(|(nth, part, leases)| {
-        let ask = ask(inner, &station, part, leases, limit);
-        async move { (nth, part, leases, settle::bounded(limit, inner.store.renew(ask)).await) }
-    });
-    let mut saw: Vec<Saw> = round.parts.iter().map(|_| Saw::default()).collect();
-    for (nth, part, leases, answer) in join_all(calls).await {
-        inner.saw(&answer);
-        if let Err(cause) = &answer {
-            station.store_failed(cause);
-        }
-        take_in(inner, part, leases, answer, begun, &mut saw[nth]);
+    let until = Instant::now() + limit;
+    let mut saw = Vec::with_capacity(round.parts.len());
+    for part in &round.parts {
+        saw.push(renew_part(inner, &station, part, until).await);
     }
     let failed = saw.iter().any(|saw| saw.failed);
     if failed || saw.iter().any(|saw| saw.late) {
@@ -288,7 +294,25 @@ async fn renew(inner: &Arc<Inner>, station: Arc<Station>, round: Round) {
     lock(&station.beat).end(inner, &round, begun, &saw);
     if round.reasserts() {
         inner.tell(|witness| witness.registered_again(&station.provider));
-        release_crossed(inner, &station, &round, if failed { begun + limit } else { begun });
+        release_crossed(inner, &station, &round, if failed { until } else { begun });
+    }
+}
+
+/// One call; none where it comes too late.
+async fn renew_part(inner: &Arc<Inner>, station: &Station, part: &Part, until: Instant) -> Saw {
+    let sent = Instant::now();
+    let within = until.saturating_duration_since(sent);
+    if within.is_zero() {
+        return Saw { late: true, ..Saw::default() };
+    }
+    let answer = settle::bounded(within, inner.store.renew(ask(inner, station, part, within))).await;
+    inner.saw(&answer);
+    match answer {
+        Ok(renewed) => take_in(inner, part, renewed, sent),
+        Err(cause) => {
+            station.store_failed(&cause);
+            Saw { failed: true, ..Saw::default() }
+        }
     }
 }
 
@@ -300,53 +324,40 @@ async fn tell_keys(inner: &Arc<Inner>, station: &Station, limit: Duration) {
     }
 }
 
-fn ask(inner: &Inner, station: &Station, part: &Part, leases: &[Arc<Hold>], limit: Duration) -> Renew {
-    let now = Instant::now();
-    let mut within = limit;
-    if part.reassert {
-        // Never may a call that comes late re-create what its holder has given up by then.
-        let first = leases.iter().map(|hold| hold.deadline.load(Ordering::Acquire)).min();
-        if let Some(first) = first.and_then(|ticks| inner.at(ticks)) {
-            within = within.min(first.saturating_duration_since(now));
-        }
+fn ask(inner: &Inner, station: &Station, part: &Part, mut within: Duration) -> Renew {
+    // Never may a call that comes late re-create what its holder has given up by then.
+    if part.reassert
+        && let Some(first) = inner.at(part.first_deadline())
+    {
+        within = within.min(first.saturating_duration_since(Instant::now()));
     }
     Renew {
         provider: station.provider.clone(),
         owner: inner.owner.clone(),
         epoch: Some(part.epoch.clone()),
-        leases: leases.iter().map(|hold| hold.as_held()).collect(),
+        leases: part.leases.iter().map(|hold| hold.as_held()).collect(),
         ttl: inner.lease.ttl,
         deadline: inner.store.now().plus(within),
         reassert: part.reassert,
     }
 }
 
-fn take_in(
-    inner: &Inner,
-    part: &Part,
-    leases: &[Arc<Hold>],
-    answer: Result<Renewed, StoreError>,
-    sent: Instant,
-    saw: &mut Saw,
-) {
-    let Ok(renewed) = answer else {
-        saw.failed = true;
-        return;
-    };
+fn take_in(inner: &Inner, part: &Part, renewed: Renewed, sent: Instant) -> Saw {
+    let mut late = false;
     // In another life of the store "not known" says nothing yet: the next call re-registers.
     let moved = part.epoch != renewed.epoch;
     let deadline = inner.deadline(sent);
-    for (hold, answer) in leases.iter().zip(&renewed.answers) {
+    for (hold, answer) in part.leases.iter().zip(&renewed.answers) {
         match answer {
             RenewAnswer::Renewed(_) => hold.deadline.store(deadline, Ordering::Release),
             RenewAnswer::Lost if moved && !part.reassert => {}
             // Its release overtook the renewal: nobody holds it any more.
             RenewAnswer::Lost if hold.is_released() => {}
             RenewAnswer::Lost => hold.lost(inner),
-            RenewAnswer::Late => saw.late = true,
+            RenewAnswer::Late => late = true,
         }
     }
-    saw.epoch = Some(renewed.epoch);
+    Saw { epoch: Some(renewed.epoch), failed: false, late }
 }
 
 /// Leases whose release began while a call that may re-create them was under way.

@@ -91,6 +91,17 @@ impl Bench {
         task
     }
 
+    /// Lets the store be told its keys.
+    fn can_repair(&self) {
+        let owner = OwnerId::fresh();
+        self.leases.set_repair(Arc::new(move |provider| SyncKeys {
+            provider: provider.clone(),
+            owner: owner.clone(),
+            mode: SyncMode::Repair,
+            keys: Vec::new(),
+        }));
+    }
+
     fn set(&self, change: impl FnOnce(&mut State)) {
         self.store.set(change);
     }
@@ -400,13 +411,7 @@ async fn missing_settings_are_repaired_once() {
     let bench = Bench::new(&[("k1", 1)]);
     bench.set(|state| state.bare = true);
     assert!(matches!(bench.ask(&["k1"], None, LONG).await, Err(AcquireError::KeyUnavailable { .. })));
-    let owner = OwnerId::fresh();
-    bench.leases.set_repair(Arc::new(move |provider| SyncKeys {
-        provider: provider.clone(),
-        owner: owner.clone(),
-        mode: SyncMode::Repair,
-        keys: Vec::new(),
-    }));
+    bench.can_repair();
     drop(bench.get(&["k1"]).await);
     // a repair that does not help is not repeated
     assert!(matches!(bench.ask(&["gone"], None, LONG).await, Err(AcquireError::KeyUnavailable { .. })));
@@ -667,6 +672,46 @@ async fn ten_live_leases_share_one_renewal_an_interval_and_none_follows_their_en
     drop(leases);
     sleep(HEARTBEAT * 10).await;
     assert_eq!(bench.store.logged("renew"), ["renew 10", "renew 10"]);
+}
+
+/// More leases than one call renews, and a store that has a fifth of a second of work with each call from the first
+/// heartbeat on.
+async fn very_many(bench: &Bench) -> Vec<Lease> {
+    let mut leases = Vec::new();
+    for _ in 0..2500 {
+        leases.push(bench.get(&["k1"]).await);
+    }
+    bench.set(|state| {
+        state.log.clear();
+        state.latency = Duration::from_millis(100);
+    });
+    sleep(HEARTBEAT).await;
+    leases
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_renewals_of_very_many_leases_go_one_after_another() {
+    let bench = Bench::new(&[("k1", 2500)]);
+    let _leases = very_many(&bench).await;
+    sleep(Duration::from_millis(150)).await;
+    assert_eq!(bench.store.log(), ["renew 1000"]);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(bench.store.log(), ["renew 1000", "renew 1000"]);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(bench.store.log(), ["renew 1000", "renew 1000", "renew 500"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_puts_only_the_leases_it_names_in_doubt_and_they_come_first_the_next_time() {
+    let bench = Bench::new(&[("k1", 2500)]);
+    let _leases = very_many(&bench).await;
+    sleep(Duration::from_millis(250)).await; // the first is answered, the second under way
+    bench.set(|state| state.fails = Some(StoreError::TimedOut(MOMENT)));
+    sleep(Duration::from_millis(100)).await;
+    bench.set(|state| state.fails = None);
+    sleep(Duration::from_secs(3)).await;
+    let calls = ["renew 1000", "renew 500", "reassert 1000", "renew 1000", "renew 500"];
+    assert_eq!(bench.store.log(), calls);
 }
 
 #[tokio::test(start_paused = true)]
