@@ -279,13 +279,15 @@ pub(super) async fn run(inner: Arc<Inner>) {
 async fn renew(inner: &Arc<Inner>, station: Arc<Station>, round: Round) {
     let begun = Instant::now();
     let limit = inner.lease.heartbeat.min(inner.lease.ttl / 3);
-    if round.reasserts() {
-        tell_keys(inner, &station, limit).await;
-    }
+    let knows_keys = !round.reasserts() || tell_keys(inner, &station, limit).await;
     let until = Instant::now() + limit;
     let mut saw = Vec::with_capacity(round.parts.len());
     for part in &round.parts {
-        saw.push(renew_part(inner, &station, part, until).await);
+        saw.push(if part.reassert && !knows_keys {
+            Saw { failed: true, ..Saw::default() }
+        } else {
+            renew_part(inner, &station, part, until).await
+        });
     }
     let failed = saw.iter().any(|saw| saw.failed);
     if failed || saw.iter().any(|saw| saw.late) {
@@ -316,12 +318,17 @@ async fn renew_part(inner: &Arc<Inner>, station: &Station, part: &Part, until: I
     }
 }
 
-/// A store that lost its data lost the caps too, and would re-register under a cap of one.
-async fn tell_keys(inner: &Arc<Inner>, station: &Station, limit: Duration) {
+/// A store that lost its data lost the caps too, and would re-register under a cap of one: all others would be lost.
+/// Whether it knows them now.
+async fn tell_keys(inner: &Arc<Inner>, station: &Station, limit: Duration) -> bool {
     let repair = inner.repair.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-    if let Some(repair) = repair {
-        inner.saw(&settle::bounded(limit, inner.store.sync_keys(repair(&station.provider))).await);
+    let Some(repair) = repair else { return true };
+    let answer = settle::bounded(limit, inner.store.sync_keys(repair(&station.provider))).await;
+    inner.saw(&answer);
+    if let Err(cause) = &answer {
+        station.store_failed(cause);
     }
+    answer.is_ok()
 }
 
 fn ask(inner: &Inner, station: &Station, part: &Part, mut within: Duration) -> Renew {

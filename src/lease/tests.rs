@@ -859,6 +859,30 @@ async fn in_a_new_life_of_the_store_live_leases_register_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn leases_register_again_only_once_the_store_has_been_told_the_keys() {
+    // given a store that lost its data, the settings of its keys too
+    let bench = Bench::new(&[("k1", 3)]);
+    bench.can_repair();
+    let leases = [bench.get(&["k1"]).await, bench.get(&["k1"]).await];
+    bench.set(|state| {
+        state.live.clear();
+        state.bare = true;
+        state.epoch = "two";
+        state.log.clear();
+        state.latency = Duration::from_millis(100);
+    });
+    // when the call fails that tells it the keys
+    sleep(HEARTBEAT + Duration::from_millis(250)).await; // the renewal has come back, that call is under way
+    bench.set(|state| state.fails = Some(StoreError::TimedOut(MOMENT)));
+    sleep(Duration::from_millis(100)).await;
+    bench.set(|state| state.fails = None);
+    sleep(Duration::from_secs(3)).await;
+    // then the leases come after the next such call
+    assert_eq!(bench.store.log(), ["renew 2", "sync", "reassert 2"]);
+    assert!(leases.iter().all(|lease| lost_now(lease).is_pending()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_grant_from_a_new_life_makes_older_leases_register_again() {
     let bench = Bench::new(&[("k1", 3)]);
     let older = bench.get(&["k1"]).await;
