@@ -24,7 +24,8 @@
            16 the candidates' fingerprints, one right after the other;
            then for each pool its name, for each group its name,
            for each of the terms on which requests are made 4: owner, app, model or "", ttl in ms;
-           for each request its first candidate or 0. A group that is `auto`, or begins so, is the caller's guess:
+           for each request its first candidate or 0; none of these where the first is the first's, the second the
+           second's, and so on. A group that is `auto`, or begins so, is the caller's guess:
            what answers have named counts. Keys and leases are called as the names in KEYS end
   Returns  now in ms, epoch id, then for each request
            number of the candidate and token, where neither of the flags below is set and no group is told; the
@@ -53,6 +54,7 @@ local POOL_ARGS = 16
 local GROUP_ARGS = POOL_ARGS + POOLS
 local TERM_ARGS = GROUP_ARGS + GROUP_COUNT
 local FIRST_ARGS = TERM_ARGS + TERMS * 4
+local EACH_ITS_OWN = #ARGV == FIRST_ARGS
 local KEY_ID_AT, LEASE_ID_AT = #EPOCH - #"epoch" + #"key:" + 1, #EPOCH - #"epoch" + #"lease:" + 1
 local FINGERPRINT = 64 -- characters
 local COOLING, FULL = "cooling", "full"
@@ -139,8 +141,8 @@ local function look(index)
   local pool, group = pool_of and pool_of[index] or 1, group_of and group_of[index] or 0
   local fingerprint = text_from(ARGV[16], (index - 1) * FINGERPRINT + 1, index * FINGERPRINT)
   local member = call("ZSCORE", KEYS[POOL_KEYS + pool], id)
-  local known = call("HMGET", key, "pool", "status", "max_concurrent_uses", "learned_cap", "last_used_at_ms",
-    "rest:" .. fingerprint)
+  local status, cap, learned, used, rest = unpack(call("HMGET", key, "status", "max_concurrent_uses", "learned_cap",
+    "last_used_at_ms", "rest:" .. fingerprint))
   local candidate = {
     number = index,
     id = id,
@@ -149,23 +151,24 @@ local function look(index)
     fingerprint = fingerprint,
     key = key,
     leases = leases,
-    unfit = not known[1] and "settings" or not member and "member" or known[2] == "disabled" and "disabled",
-    cap = caps[known[3]] or cap_of(known[3]),
+    unfit = not (cap or call("HEXISTS", key, "pool") == 1) and "settings" or not member and "member"
+      or status == "disabled" and "disabled",
+    cap = caps[cap] or cap_of(cap),
     is_plain = true, -- nothing bears on it but its cap, and what rests for several keys
     slot = slot,
     known = 0, -- of its slots: how many are taken, with what has expired; those that this call grants, and adds
     granted = 0,
     added = false,
-    used = known[5],
+    used = used,
   }
   candidates[index] = candidate
   if not slot then
     candidate.slot, slots[leases] = candidate, candidate
     candidate.known = call("ZCARD", leases)
   end
-  if group > 0 or known[4] or known[6] then
+  if group > 0 or learned or rest then
     candidate.is_plain = false
-    look_closer(candidate, group, known[4], known[6])
+    look_closer(candidate, group, learned, rest)
   end
   return candidate
 end
@@ -323,6 +326,13 @@ local function add(slot, lease, on)
   end
 end
 
+-- The last of what was added comes first: Redis looks for the place of each from a short list's start.
+local function from_the_last(added)
+  local list, count = {}, #added
+  for at = 1, count, 2 do list[at], list[at + 1] = added[count - at], added[count - at + 1] end
+  return list
+end
+
 -- What a grant has that most have not.
 local function grant_more(candidate, pass, key, lease, on)
   if pass.probe == 1 then call("HSET", key, "probe", "1") end
@@ -355,6 +365,8 @@ local function grant(candidate, pass, key, on)
   }
 end
 
+local function first_of(request) return EACH_ITS_OWN and request or tonumber(ARGV[FIRST_ARGS + request]) end
+
 local others -- of each request, what it tries after its first candidate
 
 local function tried_after_first(request)
@@ -368,7 +380,7 @@ end
 -- The learned group that the holder of a lease of this key is told; "" where the caller names the group itself.
 local function told(request, key, group)
   local order = tried_after_first(request)
-  table.insert(order, 1, tonumber(ARGV[FIRST_ARGS + request]))
+  table.insert(order, 1, first_of(request))
   for _, index in ipairs(order) do
     if index > 0 and text_from(KEYS[5 + index * 2], KEY_ID_AT) == key then
       local candidate = candidates[index] or look(index)
@@ -403,7 +415,7 @@ local function refuse(refusal, reason, value, ends, grace)
 end
 
 local function serve(request, key, on)
-  local first = tonumber(ARGV[FIRST_ARGS + request])
+  local first = first_of(request)
   if first == 0 then return { 0, 0, 0, 0 } end
   local candidate = candidates[first] or look(first)
   local pass, reason, value, ends, grace = weigh(candidate, on.model)
@@ -464,9 +476,10 @@ end
 
 if not epoch[1] then call("HSET", EPOCH, "id", FRESH_EPOCH) end
 if token then rests.set_token(FENCE, token) end
-for _, slot in ipairs(granting) do
+for nth = 1, #granting do
+  local slot = granting[nth]
   if slot.stale then call("ZREMRANGEBYSCORE", slot.leases, "-inf", NOW) end
-  call("ZADD", slot.leases, unpack(slot.added))
+  call("ZADD", slot.leases, unpack(slot.granted > 1 and from_the_last(slot.added) or slot.added))
   if slot.key and is_due(slot.used) then call("HSET", slot.key, "last_used_at_ms", NOW_TEXT) end
 end
 if waits then

@@ -10,8 +10,8 @@
            lessor:{p}:group:<group>:leases  zset  lease id -> ms at which it expires
   ARGV     1 channel for events, 2 this sidecar's name among those who wait, 3 provider, then the numbers of
            4 pools with groups and 5 groups, then for each pool with a group 3: pool, number of the group or 0,
-           number of its keys; for each key the number of its leases; for each group its name. Keys and leases are
-           called as the names in KEYS end
+           number of its keys; for each key the number of its leases, none of these where each has one; for each
+           group its name. Keys and leases are called as the names in KEYS end
   Returns  now in ms, the number of slots that this call freed (what did not match, came late or a second time
            frees none), 1 if others than this key's waiters may wait for it: a probe ended, or a use of a group
            whose keys together may have so many and no more
@@ -26,6 +26,7 @@ local CHANNEL, SELF, PROVIDER = ARGV[1], ARGV[2], ARGV[3]
 local POOLS, CROWDS = tonumber(ARGV[4]), tonumber(ARGV[5])
 local CROWD_KEYS, CROWD_ARGS = #KEYS - CROWDS, #ARGV - CROWDS
 local KEY_ID_AT, LEASE_ID_AT = #PROBES - #"probes" + #"key:" + 1, #PROBES - #"probes" + #"lease:" + 1
+local IS_COUNTED = #ARGV > 5 + POOLS * 3 + CROWDS
 local NOW_TEXT = string.format("%.0f", NOW)
 
 local failed
@@ -75,7 +76,7 @@ for nth = 1, POOLS do
   local pool, crowd, keys = ARGV[argument - 2], tonumber(ARGV[argument - 1]), tonumber(ARGV[argument])
   for _ = 1, keys do
     at, count_at = at + 1, count_at + 1
-    local leases, count = KEYS[at], tonumber(ARGV[count_at])
+    local leases, count = KEYS[at], IS_COUNTED and tonumber(ARGV[count_at]) or 1
     local key = string.sub(leases, KEY_ID_AT, -#":leases" - 1)
     local ids, live = look(at, count, key, pool)
     if #ids > 0 then

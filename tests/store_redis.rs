@@ -82,6 +82,19 @@ async fn the_stores_time_is_the_servers() {
 }
 
 #[tokio::test]
+async fn a_key_without_a_cap_may_be_used_once_at_a_time_and_one_that_is_in_no_pool_either_has_no_settings() {
+    let world = store_contract::World::of(Served::fresh().await);
+    world.keys([("a", 2)]).await;
+    let redis = &world.backend.redis;
+    redis.command(&["HDEL", "lessor:{openai}:key:a", "max_concurrent_uses"]).await;
+    let held = world.lend("a").await;
+    assert_eq!(world.why_not_key("a").await, lessor::store::Reason::Full);
+    assert_eq!(world.release(&held).await, 1);
+    redis.command(&["HDEL", "lessor:{openai}:key:a", "pool"]).await;
+    assert_eq!(world.why_not_key("a").await, lessor::store::Reason::NoSettings);
+}
+
+#[tokio::test]
 async fn values_that_cannot_be_neither_lift_a_cap_nor_take_a_slot_for_ever_nor_stop_the_provider() {
     let world = store_contract::World::of(Served::fresh().await);
     world.keys([("a", 1)]).await;

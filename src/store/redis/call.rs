@@ -34,6 +34,11 @@ impl Call {
         self
     }
 
+    pub(super) fn numbers(&mut self, numbers: impl IntoIterator<Item = usize>) -> &mut Self {
+        self.args.extend(numbers.into_iter().map(|number| number.to_string()));
+        self
+    }
+
     pub(super) fn command(&self, verb: &str, script: &str) -> Cmd {
         let mut cmd = redis::cmd(verb);
         cmd.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);

@@ -49,8 +49,8 @@ impl Batched for Release {
         for (pool, crowd, keys) in pools {
             call.arg(pool.as_str()).number(crowd).number(keys);
         }
-        for count in counts {
-            call.number(count);
+        if counts.iter().any(|count| *count != 1) {
+            call.numbers(counts);
         }
         for group in crowds.list() {
             call.key(names.crowd(group)).arg(group.as_str());

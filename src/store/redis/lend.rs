@@ -15,8 +15,8 @@ use super::{CALL_LIMIT, SHARED_LIMIT, Shared, within_limit};
 use crate::model::{Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, PoolName, ProviderName};
 use crate::store::text::fingerprint_text;
 use crate::store::{
-    Acquire, Acquired, Epoch, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed, StoreError,
-    StoreTime,
+    Acquire, Acquired, Candidate, Epoch, Grant, Held, Reason, Refusal, Release, Renew, RenewAnswer, Renewed,
+    StoreError, StoreTime,
 };
 
 /// How long a sidecar counts as one where somebody waits after it was refused: a lease's life, within these
@@ -237,22 +237,24 @@ fn acquire_call<'a>(
         call.arg(&*owner.0).arg(app.as_str()).arg(model.map_or("", |model| model.as_str()));
         call.number(ttl.as_millis());
     }
-    for (ask, first) in asks.iter().zip(firsts) {
-        call.key(names.lease(ask.lease)).number(first);
+    for ask in asks {
+        call.key(names.lease(ask.lease));
+    }
+    if !firsts.iter().copied().eq(1..=asks.len()) {
+        call.numbers(firsts);
     }
     call
 }
 
-/// The first candidate of each ask, or 0, and a list of the others, which seldom matter.
+/// The first candidate of each ask, or 0, and a list of the others, which seldom matter. The firsts are numbered
+/// first: where each ask has another, their numbers go without saying.
 fn orders<'a>(asks: &'a [Acquire], candidates: &mut Many<Named<'a>>) -> (Vec<usize>, String) {
-    let (mut firsts, mut others) = (Vec::with_capacity(asks.len()), String::new());
+    let mut number =
+        |one: &'a Candidate| candidates.number((&one.key, &one.pool, one.group.as_ref(), one.fingerprint));
+    let firsts = asks.iter().map(|ask| ask.candidates.first().map_or(0, &mut number)).collect();
+    let mut others = String::new();
     for ask in asks {
-        let mut order = ask
-            .candidates
-            .iter()
-            .map(|one| candidates.number((&one.key, &one.pool, one.group.as_ref(), one.fingerprint)));
-        firsts.push(order.next().unwrap_or(0));
-        others.extend(order.flat_map(|number| [number.to_string(), " ".into()]));
+        others.extend(ask.candidates.iter().skip(1).flat_map(|one| [number(one).to_string(), " ".into()]));
         others.push(';');
     }
     (firsts, others)
