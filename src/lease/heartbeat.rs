@@ -137,7 +137,7 @@ impl Beat {
             return None; // the next lease starts the rhythm anew
         }
         let mut parts: Vec<Part> = groups.into_iter().flat_map(Part::in_calls).collect();
-        parts.sort_by_cached_key(Part::first_deadline);
+        parts.sort_by_cached_key(|part| first_deadline(part.sound()));
         self.running = true;
         Some(Round { parts })
     }
@@ -224,10 +224,15 @@ impl Part {
         calls.map(|leases| Self { leases: leases.to_vec(), epoch: self.epoch.clone(), ..self }).collect()
     }
 
-    /// In ticks.
-    fn first_deadline(&self) -> u64 {
-        self.leases.iter().map(|hold| hold.deadline.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
+    /// Those that have not ended since the round began.
+    fn sound(&self) -> Vec<&Hold> {
+        self.leases.iter().map(|hold| &**hold).filter(|hold| hold.is_sound() && !hold.is_released()).collect()
     }
+}
+
+/// In ticks.
+fn first_deadline<'a>(holds: impl IntoIterator<Item = &'a Hold>) -> u64 {
+    holds.into_iter().map(|hold| hold.deadline.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
 }
 
 impl Round {
@@ -300,17 +305,18 @@ async fn renew(inner: &Arc<Inner>, station: Arc<Station>, round: Round) {
     }
 }
 
-/// One call; none where it comes too late.
+/// One call; none where it comes too late, or all its leases have ended.
 async fn renew_part(inner: &Arc<Inner>, station: &Station, part: &Part, until: Instant) -> Saw {
     let sent = Instant::now();
-    let within = until.saturating_duration_since(sent);
-    if within.is_zero() {
-        return Saw { late: true, ..Saw::default() };
+    let (within, holds) = (until.saturating_duration_since(sent), part.sound());
+    if within.is_zero() || holds.is_empty() {
+        return Saw { late: !holds.is_empty(), ..Saw::default() };
     }
-    let answer = settle::bounded(within, inner.store.renew(ask(inner, station, part, within))).await;
+    let ask = ask(inner, station, part, &holds, within);
+    let answer = settle::bounded(within, inner.store.renew(ask)).await;
     inner.saw(&answer);
     match answer {
-        Ok(renewed) => take_in(inner, part, renewed, sent),
+        Ok(renewed) => take_in(inner, part, &holds, renewed, sent),
         Err(cause) => {
             station.store_failed(&cause);
             Saw { failed: true, ..Saw::default() }
@@ -331,10 +337,10 @@ async fn tell_keys(inner: &Arc<Inner>, station: &Station, limit: Duration) -> bo
     answer.is_ok()
 }
 
-fn ask(inner: &Inner, station: &Station, part: &Part, mut within: Duration) -> Renew {
+fn ask(inner: &Inner, station: &Station, part: &Part, holds: &[&Hold], mut within: Duration) -> Renew {
     // Never may a call that comes late re-create what its holder has given up by then.
     if part.reassert
-        && let Some(first) = inner.at(part.first_deadline())
+        && let Some(first) = inner.at(first_deadline(holds.iter().copied()))
     {
         within = within.min(first.saturating_duration_since(Instant::now()));
     }
@@ -342,19 +348,19 @@ fn ask(inner: &Inner, station: &Station, part: &Part, mut within: Duration) -> R
         provider: station.provider.clone(),
         owner: inner.owner.clone(),
         epoch: Some(part.epoch.clone()),
-        leases: part.leases.iter().map(|hold| hold.as_held()).collect(),
+        leases: holds.iter().map(|hold| hold.as_held()).collect(),
         ttl: inner.lease.ttl,
         deadline: inner.store.now().plus(within),
         reassert: part.reassert,
     }
 }
 
-fn take_in(inner: &Inner, part: &Part, renewed: Renewed, sent: Instant) -> Saw {
+fn take_in(inner: &Inner, part: &Part, holds: &[&Hold], renewed: Renewed, sent: Instant) -> Saw {
     let mut late = false;
     // In another life of the store "not known" says nothing yet: the next call re-registers.
     let moved = part.epoch != renewed.epoch;
     let deadline = inner.deadline(sent);
-    for (hold, answer) in part.leases.iter().zip(&renewed.answers) {
+    for (hold, answer) in holds.iter().zip(&renewed.answers) {
         match answer {
             RenewAnswer::Renewed(_) => hold.deadline.store(deadline, Ordering::Release),
             RenewAnswer::Lost if moved && !part.reassert => {}

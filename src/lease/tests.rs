@@ -702,6 +702,16 @@ async fn the_renewals_of_very_many_leases_go_one_after_another() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_has_ended_before_its_renewal_is_sent_is_not_named() {
+    let bench = Bench::new(&[("k1", 2500)]);
+    let mut leases = very_many(&bench).await;
+    sleep(Duration::from_millis(120)).await;
+    drop(leases.pop());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.store.log(), ["renew 1000", "release 1", "renew 1000", "renew 499"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_renewal_that_fails_puts_only_the_leases_it_names_in_doubt_and_they_come_first_the_next_time() {
     let bench = Bench::new(&[("k1", 2500)]);
     let _leases = very_many(&bench).await;
