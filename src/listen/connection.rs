@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::bell::{Behind, Bell};
 use super::ca::Authority;
 use super::inside::Opened;
 use super::socket::{LINGER, Phase, Signals, Socket};
@@ -105,7 +106,8 @@ impl<S: Serve> Serving<S> {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let signals = &self.conn.signals;
-        let answer = service_fn(|request| self.answer(request, inside.clone()));
+        let (asked, beside) = (Bell::here().await, Bell::here().await);
+        let answer = service_fn(|request| Behind::new(&asked, self.answer(request, inside.clone())));
         let mut serving = pin!(self.http.serve_connection(TokioIo::new(io), answer).with_upgrades());
         let mut gone = pin!(self.socket.gone());
         let mut draining = pin!(self.drain.cancelled());
@@ -116,14 +118,15 @@ impl<S: Serve> Serving<S> {
             if serving.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Ended::Served);
             }
-            if gone.as_mut().poll(cx).is_ready() {
+            let mut rung = beside.rang(cx);
+            if rung.as_mut().is_some_and(|cx| gone.as_mut().poll(cx).is_ready()) {
                 return Poll::Ready(Ended::Gone);
             }
             if signals.poll_cut(cx).is_ready() {
                 signals.close_by_reset();
                 return Poll::Ready(Ended::Cut);
             }
-            if !drained && draining.as_mut().poll(cx).is_ready() {
+            if !drained && rung.as_mut().is_some_and(|cx| draining.as_mut().poll(cx).is_ready()) {
                 drained = true;
                 serving.as_mut().graceful_shutdown();
                 if serving.as_mut().poll(cx).is_ready() {
@@ -134,7 +137,11 @@ impl<S: Serve> Serving<S> {
                 // Nothing was ever asked here, and hyper would wait for a first request.
                 return Poll::Ready(Ended::Gone);
             }
-            pace.poll_too_slow(signals.phase(), signals.stalled_since(), cx).map(|()| Ended::TooSlow)
+            pace.see(signals.phase(), signals.stalled_since());
+            match &mut rung {
+                Some(cx) => pace.poll_too_slow(cx).map(|()| Ended::TooSlow),
+                None => Poll::Pending,
+            }
         })
         .await;
         if ended == Ended::TooSlow && signals.phase() == Phase::Head {
@@ -201,25 +208,26 @@ impl Pace {
         self.timeouts.keep_alive = self.timeouts.keep_alive.min(time);
     }
 
-    /// Ready when the time of this phase is over.
-    pub(super) fn poll_too_slow(
-        &mut self,
-        phase: Phase,
-        stalled: Option<Instant>,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
+    /// Takes note of where the connection is now. Whoever waits by [`Self::poll_too_slow`] need not be woken
+    /// before it is.
+    pub(super) fn see(&mut self, phase: Phase, stalled: Option<Instant>) {
         self.stalled = stalled;
         if phase != self.phase {
             self.fresh &= phase == Phase::Head;
-            // The first head's time runs from the accept, not from its first byte.
-            if !(self.fresh && phase == Phase::Head) {
+            // The first head's time runs from the accept, not from its first byte; a request's is not told here.
+            if phase != Phase::Busy && !(self.fresh && phase == Phase::Head) {
                 self.since = Instant::now();
             }
             self.phase = phase;
         }
         if let Some(due) = self.due().filter(|due| *due < self.timer.deadline()) {
+            // It wakes whom it would have woken.
             self.timer.as_mut().reset(due);
         }
+    }
+
+    /// Ready when the time of the phase that was last seen is over.
+    pub(super) fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;

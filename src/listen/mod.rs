@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Address, Limits, Timeouts};
 
+mod bell;
 pub mod ca;
 mod connection;
 mod head;
@@ -34,6 +35,7 @@ mod streams;
 mod watched;
 mod wire;
 
+use bell::{Behind, Bell};
 use ca::Authority;
 use connection::Serving;
 pub use socket::CutWatch;
@@ -231,7 +233,7 @@ impl Conn {
     /// Until the answer now begun has ended, the connection (the stream, with HTTP/2) is cut when `watch` is ready. It is asked
     /// beside hyper, since hyper does not look at a body while the client takes none of it.
     pub fn cut_when(&self, watch: CutWatch) {
-        self.signals.cut_when(Some(watch));
+        self.signals.cut_when(watch);
     }
 
     /// From now on, the connection is cut when `watch` is ready, whether something is being answered or not.
@@ -437,11 +439,12 @@ impl Accepting {
             authority: self.authority.clone(),
         };
         self.connections.spawn(async move {
-            let cut = async move {
+            let beside = Bell::here().await;
+            let cut = Behind::new(&beside, async move {
                 abort.cancelled().await;
                 // Before the connection is dropped, so that no cut stream looks like one that ended.
                 signals.close_by_reset();
-            };
+            });
             tokio::select! {
                 biased;
                 () = cut => {}

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -145,9 +145,9 @@ pub(super) struct Signals {
     unseen: AtomicBool,
     bodyless: AtomicBool,
     /// Asked beside hyper, which does not look at a body while the client takes none of it.
-    cut: Mutex<Option<CutWatch>>,
+    cut: Watch,
     /// The same for as long as the connection lives.
-    cut_for_good: Mutex<Option<CutWatch>>,
+    cut_for_good: Watch,
     /// A tunnel has taken the socket over.
     upgraded: AtomicBool,
     /// The answer broke where its framing could not show it: close by reset.
@@ -164,10 +164,34 @@ impl std::fmt::Debug for Signals {
     }
 }
 
-fn poll_watch(slot: &Mutex<Option<CutWatch>>, cx: &mut Context<'_>) -> Poll<()> {
-    match &mut *slot.lock().unwrap_or_else(PoisonError::into_inner) {
-        Some(watch) => watch(cx),
-        None => Poll::Pending,
+/// A place for a watch. Empty, it costs no lock.
+#[derive(Default)]
+struct Watch {
+    is_set: AtomicBool,
+    watch: Mutex<Option<CutWatch>>,
+}
+
+impl Watch {
+    fn set(&self, watch: CutWatch) {
+        *self.lock() = Some(watch);
+        self.is_set.store(true, Ordering::Release);
+    }
+
+    fn clear(&self) {
+        if self.is_set.swap(false, Ordering::AcqRel) {
+            *self.lock() = None;
+        }
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.is_set.load(Ordering::Acquire) {
+            return Poll::Pending;
+        }
+        self.lock().as_mut().map_or(Poll::Pending, |watch| watch(cx))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<CutWatch>> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -180,8 +204,8 @@ impl Signals {
             born: Instant::now(),
             unseen: AtomicBool::new(false),
             bodyless: AtomicBool::new(false),
-            cut: Mutex::new(None),
-            cut_for_good: Mutex::new(None),
+            cut: Watch::default(),
+            cut_for_good: Watch::default(),
             upgraded: AtomicBool::new(false),
             reset: AtomicBool::new(false),
             too_slow: AtomicBool::new(false),
@@ -212,30 +236,30 @@ impl Signals {
 
     /// The answer is out of the service's hands.
     pub(super) fn finish(&self) {
-        self.cut_when(None);
+        self.cut.clear();
         // What was handed over has no next head.
         if !self.is_handed_over() {
             self.enter(Phase::Idle);
         }
     }
 
-    pub(super) fn cut_when(&self, watch: Option<CutWatch>) {
-        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = watch;
+    pub(super) fn cut_when(&self, watch: CutWatch) {
+        self.cut.set(watch);
     }
 
     pub(super) fn cut_for_good_when(&self, watch: CutWatch) {
-        *self.cut_for_good.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
+        self.cut_for_good.set(watch);
     }
 
     pub(super) fn poll_cut(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match poll_watch(&self.cut, cx) {
+        match self.cut.poll(cx) {
             Poll::Ready(()) => Poll::Ready(()),
             Poll::Pending => self.poll_cut_for_good(cx),
         }
     }
 
     pub(super) fn poll_cut_for_good(&self, cx: &mut Context<'_>) -> Poll<()> {
-        poll_watch(&self.cut_for_good, cx)
+        self.cut_for_good.poll(cx)
     }
 
     /// Since when the client has taken nothing of what is to be written to it.

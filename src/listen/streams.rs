@@ -25,6 +25,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::bell::Bell;
 use super::connection::{Ended, Pace, Serving};
 use super::socket::{LINGER, Phase, Signals};
 use super::{Conn, HeadFacts, Serve};
@@ -72,11 +73,13 @@ impl<S: Serve> Serving<S> {
         let mut draining = pin!(self.drain.cancelled());
         let mut drained = false;
         let mut pace = Pace::new(self.timeouts, since);
+        let beside = Bell::here().await;
         let ended = std::future::poll_fn(|cx: &mut Context<'_>| {
             if serving.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Ended::Served);
             }
-            if gone.as_mut().poll(cx).is_ready() {
+            let mut rung = beside.rang(cx);
+            if rung.as_mut().is_some_and(|cx| gone.as_mut().poll(cx).is_ready()) {
                 return Poll::Ready(Ended::Gone);
             }
             // Each stream has a watch of its own; this one ends them all.
@@ -84,7 +87,7 @@ impl<S: Serve> Serving<S> {
                 signals.close_by_reset();
                 return Poll::Ready(Ended::Cut);
             }
-            if !drained && draining.as_mut().poll(cx).is_ready() {
+            if !drained && rung.as_mut().is_some_and(|cx| draining.as_mut().poll(cx).is_ready()) {
                 drained = true;
                 // A client need not answer the ping that a clean end begins with.
                 pace.idle_at_most(LINGER);
@@ -98,7 +101,11 @@ impl<S: Serve> Serving<S> {
             if drained && pace.is_fresh() && phase == Phase::Idle {
                 return Poll::Ready(Ended::Gone);
             }
-            pace.poll_too_slow(phase, signals.stalled_since(), cx).map(|()| Ended::TooSlow)
+            pace.see(phase, signals.stalled_since());
+            match &mut rung {
+                Some(cx) => pace.poll_too_slow(cx).map(|()| Ended::TooSlow),
+                None => Poll::Pending,
+            }
         })
         .await;
         if ended == Ended::TooSlow && signals.phase() == Phase::Idle && !drained {
