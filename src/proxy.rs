@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::EXPECT;
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, Version};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -290,8 +290,8 @@ impl Rooms {
 
     /// A request's body, on its way to a provider or to another host, kept up to `max` bytes for another send.
     fn body(&self, incoming: Incoming, max: usize, to: Option<Arc<Provider>>) -> Replay {
-        let strip = move |trailers: &mut HeaderMap| outgoing::strip_trailers(trailers, to.as_deref());
-        Replay::new(incoming, max, &self.budget, self.config.timeouts.body_idle, strip)
+        let idle = self.config.timeouts.body_idle;
+        Replay::new(incoming, max, &self.budget, idle, outgoing::strip_trailers, to)
     }
 
     /// Waits for a slot, up to the request's `until`. Meanwhile the body is read on into the replay

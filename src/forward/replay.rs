@@ -22,6 +22,8 @@ use hyper::body::Incoming;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
+use crate::config::Provider;
+
 /// What keeping one more chunk costs beside its bytes.
 const CHUNK_COST: usize = 64;
 /// What each body may have of its own.
@@ -88,16 +90,25 @@ pub enum Quiet {
 
 /// A request's body, to be sent once or several times.
 #[derive(Debug)]
-pub struct Replay(Option<Arc<Mutex<Source>>>);
+pub struct Replay(Option<Arc<Announced>>);
 
-/// Takes out of trailers what must not leave.
-struct Strip(Box<dyn Fn(&mut HeaderMap) + Send>);
+/// A body that the client announced.
+#[derive(Debug)]
+struct Announced {
+    /// What was said of its length.
+    hint: SizeHint,
+    source: Mutex<Source>,
+}
 
-impl std::fmt::Debug for Strip {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Strip")
+impl Announced {
+    fn source(&self) -> MutexGuard<'_, Source> {
+        // A panic while the lock was held leaves at worst a body that ends in an error.
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Takes out of trailers what must not leave, on its way to this provider.
+type Strip = fn(&mut HeaderMap, Option<&Provider>);
 
 #[derive(Debug)]
 struct Source {
@@ -109,6 +120,7 @@ struct Source {
     /// long as they are there, whether or not they are kept for another sending.
     charged: usize,
     strip: Strip,
+    to: Option<Arc<Provider>>,
     max: usize,
     budget: Budget,
     /// Whether, and what of the last chunk, found no room in the budget: the one reason why it is not kept.
@@ -119,24 +131,24 @@ struct Source {
     keeping: bool,
     ended: bool,
     fault: Option<BodyFault>,
-    hint: SizeHint,
     idle: Duration,
     /// Runs while the client is waited for.
     timer: Option<Pin<Box<Sleep>>>,
-    /// When the last chunk came, or the end.
-    progress: Instant,
+    /// When a sending last had something of the client, or the end.
+    progress: Option<Instant>,
 }
 
 impl Replay {
     /// A body that is kept up to `max` bytes, within `budget`, and may pause for `idle`.
     ///
-    /// `strip` takes out of its trailers what must not leave.
+    /// `strip` takes out of its trailers what must not leave, on their way to `to`.
     pub fn new(
         incoming: Incoming,
         max: usize,
         budget: &Budget,
         idle: Duration,
-        strip: impl Fn(&mut HeaderMap) + Send + 'static,
+        strip: Strip,
+        to: Option<Arc<Provider>>,
     ) -> Self {
         if incoming.is_end_stream() {
             return Self(None);
@@ -144,13 +156,14 @@ impl Replay {
         let hint = incoming.size_hint();
         // A body known to be too large is not kept at all: half of one is of no use.
         let keeping = hint.lower() <= u64::try_from(max).unwrap_or(u64::MAX);
-        Self(Some(Arc::new(Mutex::new(Source {
+        let source = Source {
             incoming,
             chunks: VecDeque::new(),
             trailers: None,
             kept: 0,
             charged: 0,
-            strip: Strip(Box::new(strip)),
+            strip,
+            to,
             max,
             budget: budget.clone(),
             starved: None,
@@ -158,11 +171,11 @@ impl Replay {
             keeping,
             ended: false,
             fault: None,
-            hint,
             idle,
             timer: None,
-            progress: Instant::now(),
-        }))))
+            progress: None,
+        };
+        Self(Some(Arc::new(Announced { hint, source: Mutex::new(source) })))
     }
 
     /// No body at all.
@@ -171,8 +184,7 @@ impl Replay {
     }
 
     fn source(&self) -> Option<MutexGuard<'_, Source>> {
-        // A panic while the lock was held leaves at worst a body that ends in an error.
-        self.0.as_ref().map(|source| source.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.as_deref().map(Announced::source)
     }
 
     /// Whether the client announced a body.
@@ -195,13 +207,15 @@ impl Replay {
         self.source().and_then(|source| source.fault)
     }
 
-    /// Who is waited for, and how long ago something of the body last moved on.
+    /// Who is waited for, and how long ago something of the body last moved on. What was read ahead of a sending
+    /// counts as long ago.
     pub fn quiet(&self) -> Quiet {
-        match self.source() {
-            None => Quiet::Sent(Duration::MAX),
-            Some(source) if source.ended => Quiet::Sent(source.progress.elapsed()),
-            Some(source) if source.timer.is_some() => Quiet::Client,
-            Some(source) => Quiet::Untaken(source.progress.elapsed()),
+        let Some(source) = self.source() else { return Quiet::Sent(Duration::MAX) };
+        let since = source.progress.map_or(Duration::MAX, |progress| progress.elapsed());
+        match () {
+            () if source.ended => Quiet::Sent(since),
+            () if source.timer.is_some() => Quiet::Client,
+            () => Quiet::Untaken(since),
         }
     }
 
@@ -274,7 +288,8 @@ impl Replay {
 
     /// The body from its start. One that is read beyond what is kept can be had once only.
     pub fn body(&self) -> ReplayBody {
-        ReplayBody { source: self.0.clone(), next: 0, done: false }
+        let done = self.source().is_none_or(|source| source.is_all_before(0));
+        ReplayBody { body: self.0.clone(), next: 0, done }
     }
 }
 
@@ -284,14 +299,13 @@ impl Source {
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match Pin::new(&mut self.incoming).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                self.progress = Instant::now();
                 self.timer = None;
                 match frame.into_data() {
                     Ok(data) => self.take_in(data),
                     Err(frame) => {
                         self.trailers = frame.into_trailers().ok();
                         if let Some(trailers) = &mut self.trailers {
-                            (self.strip.0)(trailers);
+                            (self.strip)(trailers, self.to.as_deref());
                         }
                     }
                 }
@@ -304,7 +318,6 @@ impl Source {
             }
             Poll::Ready(None) => {
                 self.ended = true;
-                self.progress = Instant::now();
                 Poll::Ready(())
             }
             Poll::Pending => {
@@ -359,6 +372,11 @@ impl Source {
         true
     }
 
+    /// Whether nothing more comes from the chunk of this number on.
+    fn is_all_before(&self, next: usize) -> bool {
+        self.ended && self.fault.is_none() && next >= self.chunks.len() && self.trailers.is_none()
+    }
+
     /// What was read stays where it is, and charged for, until it is sent.
     fn stop_keeping(&mut self) {
         self.keeping = false;
@@ -387,15 +405,16 @@ impl Drop for Source {
 /// One sending of a [`Replay`]. Small, for hyper keeps room for 32 of them with each connection to a provider.
 #[derive(Debug)]
 pub struct ReplayBody {
-    source: Option<Arc<Mutex<Source>>>,
+    body: Option<Arc<Announced>>,
     next: usize,
+    /// All of it was handed on.
     done: bool,
 }
 
 impl ReplayBody {
     /// No body at all.
     pub fn empty() -> Self {
-        Self { source: None, next: 0, done: true }
+        Self { body: None, next: 0, done: true }
     }
 }
 
@@ -408,46 +427,41 @@ impl Body for ReplayBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
         let this = &mut *self;
-        let Some(source) = &this.source else { return Poll::Ready(None) };
-        let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(body) = this.body.as_deref().filter(|_| !this.done) else { return Poll::Ready(None) };
+        let mut source = body.source();
         loop {
-            if !source.keeping {
+            let chunk = if source.keeping {
+                source.chunks.get(this.next).cloned().inspect(|_| this.next += 1)
+            } else {
                 // It cannot be sent again: what has been sent goes, and each chunk as it is.
                 for _ in 0..std::mem::take(&mut this.next) {
                     source.take_out();
                 }
-                if let Some(chunk) = source.take_out() {
-                    return Poll::Ready(Some(Ok(Frame::data(chunk))));
-                }
-            } else if let Some(chunk) = source.chunks.get(this.next) {
-                this.next += 1;
-                return Poll::Ready(Some(Ok(Frame::data(chunk.clone()))));
+                source.take_out()
+            };
+            if let Some(chunk) = chunk {
+                this.done = source.is_all_before(this.next);
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
             if let Some(fault) = source.fault {
                 return Poll::Ready(Some(Err(fault)));
             }
             if source.ended {
-                let trailers =
-                    if std::mem::replace(&mut this.done, true) { None } else { source.trailers.clone() };
-                return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
+                this.done = true;
+                return Poll::Ready(source.trailers.clone().map(|trailers| Ok(Frame::trailers(trailers))));
             }
             if source.poll_more(cx).is_pending() {
                 return Poll::Pending;
             }
+            source.progress = Some(Instant::now());
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        let Some(source) = &self.source else { return true };
-        let source = source.lock().unwrap_or_else(PoisonError::into_inner);
-        source.ended
-            && source.fault.is_none()
-            && self.next >= source.chunks.len()
-            && (self.done || source.trailers.is_none())
+        self.done
     }
 
     fn size_hint(&self) -> SizeHint {
-        let hint = |source: &Mutex<Source>| source.lock().unwrap_or_else(PoisonError::into_inner).hint;
-        self.source.as_deref().map_or_else(|| SizeHint::with_exact(0), hint)
+        self.body.as_deref().map_or_else(|| SizeHint::with_exact(0), |body| body.hint)
     }
 }
