@@ -432,7 +432,7 @@ impl Rooms {
         }
         let ticket = Ticket::new(in_use, standing, trace, mask, filter);
         let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
-        Response::from_parts(head, AnswerBody::Proxied(body))
+        Response::from_parts(head, AnswerBody::Proxied(Box::new(body)))
     }
 
     /// Answers 200 and carries bytes until either side ends.

@@ -21,12 +21,10 @@ use super::mask::Mask;
 use super::trace::Trace;
 
 /// A proxied body, or lessor's own.
-// The large one is the common one: boxing it would cost every request an allocation.
-#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum AnswerBody {
-    /// From a provider or another host.
-    Proxied(Held<Ticket>),
+    /// From a provider or another host. Boxed, for on its way to the client's connection an answer is moved often.
+    Proxied(Box<Held<Ticket>>),
     /// lessor's own words.
     Own(Full<Bytes>),
 }
@@ -43,7 +41,7 @@ impl Body for AnswerBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         match self.get_mut() {
-            Self::Proxied(held) => Pin::new(held).poll_frame(cx),
+            Self::Proxied(held) => Pin::new(&mut **held).poll_frame(cx),
             Self::Own(full) => Pin::new(full).poll_frame(cx).map_err(|never| match never {}),
         }
     }
@@ -162,6 +160,14 @@ impl Ticket {
         let Some(in_use) = &self.in_use else { return Poll::Pending };
         in_use.lease.poll_lost(cx).map(word_of)
     }
+
+    /// The same, at its end.
+    fn why_cut(&self) -> Option<&'static str> {
+        match self.poll_why_cut(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(why) => Some(why),
+            Poll::Pending => None,
+        }
+    }
 }
 
 /// A lost lease, in the log's word.
@@ -208,20 +214,16 @@ impl Guard for Ticket {
     }
 
     fn ended(&mut self, how: Ending) {
-        // What cuts a connection whose client takes nothing looks as if the client had gone.
-        let why_cut = match self.poll_why_cut(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(why) => Some(why),
-            Poll::Pending => None,
-        };
         if let (Ending::UpstreamBroke | Ending::Idle, Some(in_use)) = (how, &mut self.in_use) {
             in_use.broke();
         }
         match how {
             Ending::Complete => {}
-            Ending::ClientGone => self.trace.ended_as(why_cut.unwrap_or("cancelled")),
+            // What cuts a connection whose client takes nothing looks as if the client had gone.
+            Ending::ClientGone => self.trace.ended_as(self.why_cut().unwrap_or("cancelled")),
             Ending::UpstreamBroke => self.trace.ended_as("upstream_broke"),
             Ending::Idle => self.trace.ended_as("upstream_idle"),
-            Ending::Cut => self.trace.ended_as(why_cut.unwrap_or("lease_lost")),
+            Ending::Cut => self.trace.ended_as(self.why_cut().unwrap_or("lease_lost")),
         }
         self.in_use = None;
     }
