@@ -8,7 +8,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::uri::Authority;
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -16,6 +17,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tower::util::MapResponse;
 use tower_service::Service as _;
 
@@ -184,36 +186,37 @@ impl Upstreams {
     pub async fn send(
         &self,
         provider: &ProviderName,
-        request: Request<()>,
+        mut request: Request<()>,
         body: &Replay,
     ) -> Result<Response<Incoming>, SendError> {
-        let (host, upgrade) = (host_of(request.uri()), asks_upgrade(&request));
+        let (host, upgrade) = (Host::of(request.uri()), asks_upgrade(&request));
+        host.name_in(&mut request);
         match self.providers.get(provider) {
             Some((_, client)) => {
                 self.answer(client.request(with_body(request, body)), host, body, upgrade).await
             }
-            None => Err(SendError::Unusable { host, what: "the provider is not served" }),
+            None => Err(SendError::Unusable { host: host.name(), what: "the provider is not served" }),
         }
     }
 
     /// The same to a host that is no provider's.
     pub async fn pass(&self, request: Request<()>, body: &Replay) -> Result<Response<Incoming>, SendError> {
-        let (host, upgrade) = (host_of(request.uri()), asks_upgrade(&request));
+        let (host, upgrade) = (Host::of(request.uri()), asks_upgrade(&request));
         self.answer(self.others.request(with_body(request, body)), host, body, upgrade).await
     }
 
     async fn answer(
         &self,
         sending: hyper_util::client::legacy::ResponseFuture,
-        host: String,
+        host: Host,
         body: &Replay,
         upgrade: bool,
     ) -> Result<Response<Incoming>, SendError> {
         tokio::pin!(sending);
-        let begun = tokio::time::Instant::now();
-        let mut wait = self.timeouts.body_idle.min(self.timeouts.first_byte);
+        let begun = Instant::now();
+        let mut until = begun + self.timeouts.body_idle.min(self.timeouts.first_byte);
         let answer = loop {
-            if let Ok(answer) = tokio::time::timeout(wait, &mut sending).await {
+            if let Ok(answer) = tokio::time::timeout_at(until, &mut sending).await {
                 break answer;
             }
             // A provider may think long before it answers, but not before it takes the request.
@@ -223,11 +226,11 @@ impl Upstreams {
                 Quiet::Client => (Duration::ZERO, self.timeouts.body_idle),
             };
             match after.checked_sub(quiet.min(begun.elapsed())).filter(|left| !left.is_zero()) {
-                Some(left) => wait = left,
-                None => return Err(SendError::Timeout { host, after }),
+                Some(left) => until = Instant::now() + left,
+                None => return Err(SendError::Timeout { host: host.name(), after }),
             }
         };
-        let mut answer = answer.map_err(|error| self.classify(error, host.clone(), body))?;
+        let mut answer = answer.map_err(|error| self.classify(error, host.name(), body))?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let what = match headers::is_websocket(answer.headers()) {
                 true if upgrade => None,
@@ -235,13 +238,16 @@ impl Upstreams {
                 false => Some("an upgrade to something else than `websocket`"),
             };
             if let Some(what) = what {
-                return Err(SendError::Unusable { host, what });
+                return Err(SendError::Unusable { host: host.name(), what });
             }
             // Framing that a 101 cannot have.
             answer.headers_mut().remove(CONTENT_LENGTH);
         }
         if headers::has_foreign_coding(answer.headers()) {
-            return Err(SendError::Unusable { host, what: "a transfer coding other than chunked" });
+            return Err(SendError::Unusable {
+                host: host.name(),
+                what: "a transfer coding other than chunked",
+            });
         }
         headers::strip_response(answer.headers_mut());
         Ok(answer)
@@ -307,8 +313,34 @@ fn asks_upgrade(request: &Request<()>) -> bool {
     request.headers().contains_key(UPGRADE)
 }
 
-fn host_of(uri: &Uri) -> String {
-    uri.authority().map_or_else(String::new, |authority| authority.as_str().to_owned())
+/// Where a request goes.
+struct Host(Option<Authority>);
+
+impl Host {
+    fn of(uri: &Uri) -> Self {
+        Self(uri.authority().cloned())
+    }
+
+    fn name(&self) -> String {
+        self.0.as_ref().map_or_else(String::new, Authority::to_string)
+    }
+
+    /// Says it in the request, where that is the authority as it stands. Elsewhere the client does: it leaves out a
+    /// port that goes without saying, and puts the rest together anew for each request.
+    fn name_in<B>(&self, request: &mut Request<B>) {
+        let Some(authority) = &self.0 else { return };
+        let text = authority.as_str();
+        let is_it = match authority.port() {
+            None => text == authority.host(),
+            Some(port) => {
+                let said = !matches!(port.as_str(), "80" | "443") && !port.as_str().starts_with('0');
+                said && text.len() == authority.host().len() + ":".len() + port.as_str().len()
+            }
+        };
+        if let Some(value) = is_it.then(|| HeaderValue::from_str(text).ok()).flatten() {
+            request.headers_mut().entry(HOST).or_insert(value);
+        }
+    }
 }
 
 /// The request with its body, and with framing said where hyper would otherwise drop a body in silence
@@ -325,4 +357,31 @@ fn with_body(mut request: Request<()>, body: &Replay) -> Request<ReplayBody> {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     request.map(|()| body)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that fails may panic
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_authority_is_the_host_where_the_client_would_say_it_so_and_else_is_left_to_it() {
+        for (to, host) in [
+            ("https://api.example.com/v1", Some("api.example.com")),
+            ("http://127.0.0.1:8000/v1", Some("127.0.0.1:8000")),
+            ("https://[2001:db8::1]:8443/", Some("[2001:db8::1]:8443")),
+            ("https://[2001:db8::1]/", Some("[2001:db8::1]")),
+            ("https://api.example.com:443/", None),
+            ("http://api.example.com:80/", None),
+            ("http://api.example.com:080/", None),
+            ("https://user@api.example.com:8443/", None),
+            ("https://user@api.example.com/", None),
+            ("https://api.example.com:/", None),
+        ] {
+            let mut request = Request::get(to).body(()).unwrap();
+            Host::of(request.uri()).name_in(&mut request);
+            let named = request.headers().get(HOST).map(|value| value.to_str().unwrap());
+            assert_eq!(named, host, "{to}");
+        }
+    }
 }
