@@ -224,12 +224,12 @@ impl Metrics {
     /// One request ended.
     pub fn request(
         &self,
-        provider: Option<&ProviderName>,
+        provider: Option<ProviderName>,
         mode: Mode,
         outcome: &'static str,
         total: Duration,
     ) {
-        let labels = RequestLabels { provider: OfProvider(provider.cloned()), mode: mode.as_str(), outcome };
+        let labels = RequestLabels { provider: OfProvider(provider), mode: mode.as_str(), outcome };
         self.0.requests.get_or_create(&labels).inc();
         self.0.duration.observe(total.as_secs_f64());
     }

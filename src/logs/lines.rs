@@ -69,6 +69,23 @@ impl Lines {
     }
 }
 
+impl Lines {
+    /// Takes one line whole, or drops it: never waits.
+    pub(super) fn put(&self, line: &[u8]) {
+        let mut gathered = self.0.lock();
+        if gathered.bytes.len() + line.len() > MOST {
+            gathered.dropped += 1;
+            return;
+        }
+        gathered.bytes.extend_from_slice(line);
+        let asleep = std::mem::take(&mut gathered.asleep);
+        drop(gathered);
+        if asleep {
+            self.0.more.notify_one();
+        }
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Gathered> {
         self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
@@ -113,20 +130,9 @@ impl Shared {
     }
 }
 
-/// Takes one line whole, or drops it: never waits.
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut gathered = self.0.lock();
-        if gathered.bytes.len() + line.len() > MOST {
-            gathered.dropped += 1;
-            return Ok(line.len());
-        }
-        gathered.bytes.extend_from_slice(line);
-        let asleep = std::mem::take(&mut gathered.asleep);
-        drop(gathered);
-        if asleep {
-            self.0.more.notify_one();
-        }
+        self.put(line);
         Ok(line.len())
     }
 

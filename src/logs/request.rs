@@ -83,10 +83,7 @@ impl RequestLine {
             return;
         }
         match JSON.get() {
-            Some(lines) => {
-                // Takes all of it, or drops it and counts that.
-                let _ = lines.clone().write_all(&self.as_json(SystemTime::now()));
-            }
+            Some(lines) => lines.put(&self.as_json(SystemTime::now())),
             None => self.trace(),
         }
     }
@@ -121,22 +118,22 @@ impl RequestLine {
         // Nothing that goes into a `Vec` here can fail.
         let _ = write!(line.0, "{}", humantime::format_rfc3339_micros(now));
         line.put("\",\"level\":\"INFO\",\"message\":\"request\"");
-        line.name(",\"app\":", Some(self.app.as_str()));
-        line.name(",\"provider\":", self.provider.as_ref().map(ProviderName::as_str));
-        line.name(",\"mode\":", Some(self.mode.as_str()));
+        line.name(",\"app\":\"", Some(self.app.as_str()));
+        line.name(",\"provider\":\"", self.provider.as_ref().map(ProviderName::as_str));
+        line.name(",\"mode\":\"", Some(self.mode.as_str()));
         line.text(",\"method\":", Some(self.method.as_str()));
-        line.name(",\"pool\":", self.pool.as_ref().map(PoolName::as_str));
-        line.name(",\"key\":", self.key.as_ref().map(KeyId::as_str));
+        line.name(",\"pool\":\"", self.pool.as_ref().map(PoolName::as_str));
+        line.name(",\"key\":\"", self.key.as_ref().map(KeyId::as_str));
         if let Some(lease) = self.lease {
-            line.name(",\"lease\":", Some(lease.text(&mut [0; LeaseId::LENGTH])));
+            line.name(",\"lease\":\"", Some(lease.text(&mut [0; LeaseId::LENGTH])));
         }
         line.number(",\"attempts\":", Some(self.attempts.into()));
         line.number(",\"waited_ms\":", Some(millis(self.waited)));
         line.number(",\"status\":", self.status.map(u64::from));
         line.number(",\"first_byte_ms\":", self.first_byte.map(millis));
         line.number(",\"total_ms\":", Some(millis(self.total)));
-        line.name(",\"outcome\":", Some(self.outcome));
-        line.name(",\"error\":", self.error);
+        line.name(",\"outcome\":\"", Some(self.outcome));
+        line.name(",\"error\":\"", self.error);
         line.text(",\"detail\":", self.detail.as_deref());
         line.put(",\"target\":\"lessor::request\"}\n");
         line.0
@@ -151,11 +148,11 @@ impl Json {
         self.0.extend_from_slice(text.as_bytes());
     }
 
-    /// A value that holds nothing that must be escaped: a name of the house or the catalogue.
+    /// A value that holds nothing that must be escaped: a name of the house or the catalogue. Its first quote
+    /// stands in `before`.
     fn name(&mut self, before: &str, value: Option<&str>) {
         let Some(value) = value else { return };
         self.put(before);
-        self.put("\"");
         self.put(value);
         self.put("\"");
     }

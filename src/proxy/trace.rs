@@ -34,7 +34,10 @@ impl Trace {
     }
 
     pub(super) fn of(&mut self, app: &AppName, provider: Option<&ProviderName>) {
-        self.line.app = app.clone();
+        // Told more than once on the way, and each copy of a name is counted in one place by all cores.
+        if self.line.app != *app {
+            self.line.app = app.clone();
+        }
         self.line.provider = provider.cloned();
     }
 
@@ -90,7 +93,7 @@ impl Drop for Trace {
             return;
         }
         self.line.total = self.begun.elapsed();
-        self.metrics.request(self.line.provider.as_ref(), self.line.mode, self.line.outcome, self.line.total);
         self.line.emit();
+        self.metrics.request(self.line.provider.take(), self.line.mode, self.line.outcome, self.line.total);
     }
 }
