@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize, Serializer};
@@ -258,6 +258,11 @@ impl LeaseId {
     /// A fresh id, ordered by time.
     pub fn fresh() -> Self {
         Self(uuid::Uuid::now_v7())
+    }
+
+    /// The same, at this time in ms since the Unix epoch: for who knows it without reading a clock.
+    pub fn fresh_at(unix_ms: u64) -> Self {
+        Self(uuid::Builder::from_unix_timestamp_millis(unix_ms, &rand::random()).into_uuid())
     }
 
     /// Bytes of its text.
@@ -584,6 +589,8 @@ pub struct Candidate {
 /// Which candidates are wanted of those that fit a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
+    /// When it is asked.
+    pub at: Instant,
     /// At most so many, the best.
     pub most: usize,
     /// Keys that are left to others.
@@ -598,7 +605,7 @@ pub struct Wanted<'a> {
 impl Wanted<'_> {
     /// The best `most` of all.
     pub fn best(most: usize) -> Self {
-        Self { most, barred: &[], passed_over: &[], asked: &[] }
+        Self { at: Instant::now(), most, barred: &[], passed_over: &[], asked: &[] }
     }
 
     /// Whether it opens a round of asking, and so counts as a turn.
