@@ -2,7 +2,7 @@
 //! is imported here, so that rooms which never import each other can still trade these values.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -14,6 +14,9 @@ use zeroize::Zeroizing;
 /// A map whose keys people or lessor made: looked up several times a request, so by a hash that is quick and
 /// seeded, and need not withstand whoever chooses keys to make it slow.
 pub type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
+/// The same of keys alone.
+pub type Set<K> = HashSet<K, foldhash::fast::RandomState>;
 
 /// Why a name was refused; the text says which rule it broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,6 +14,7 @@ use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
 use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
 use super::want::{Choose, Want};
 use super::{Inner, Leases, STORE_DOWN, Station, lock};
+use crate::metrics::Asked;
 use crate::model::{
     AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName, Wanted,
 };
@@ -356,7 +357,7 @@ impl<'a> Walk<'a, '_> {
         let took = now.saturating_duration_since(sent);
         match answer {
             Ok(Acquired::Granted(grant)) => {
-                inner.metrics.acquire("granted", took);
+                inner.metrics.acquire(Asked::Granted, took);
                 self.begin(id, grant, asked, (sent, now)).map(Tried::Got)
             }
             Ok(Acquired::Refused(refusal)) => {
@@ -370,7 +371,7 @@ impl<'a> Walk<'a, '_> {
                     }
                 });
                 let unusable = !refusal.any_full() && !refusal.any_cooling();
-                inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
+                inner.metrics.acquire(if unusable { Asked::Unusable } else { Asked::Exhausted }, took);
                 Ok(Tried::Refused(refusal))
             }
             // The call was on its way for longer than it may: as good as no answer.
@@ -402,7 +403,7 @@ impl<'a> Walk<'a, '_> {
 
     /// Fails closed: for this request and for all who wait for this provider.
     fn store_failed(&self, cause: StoreError, took: Duration) -> AcquireError {
-        self.leases.inner().metrics.acquire("store_failed", took);
+        self.leases.inner().metrics.acquire(Asked::StoreFailed, took);
         self.station.store_failed(&cause);
         AcquireError::StoreUnavailable { cause }
     }

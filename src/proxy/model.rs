@@ -42,7 +42,11 @@ impl Rooms {
 }
 
 /// What of the model is found in what can be kept, and whether more of the body would not change that.
-async fn read_once(mut model: BodyScan, need: ModelNeed, body: &Replay) -> Result<(ModelKnown, bool), Fault> {
+async fn read_once(
+    mut model: BodyScan<'_>,
+    need: ModelNeed,
+    body: &Replay,
+) -> Result<(ModelKnown, bool), Fault> {
     let mut latest = Scan::Unsure;
     let is_decided = |latest: &Scan| match need {
         ModelNeed::First => *latest != Scan::Unsure,
