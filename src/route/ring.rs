@@ -438,15 +438,16 @@ impl ProviderKeys {
         let now = self.clock.at(wanted.at);
         let turn = self.clock.turns.fetch_add(1, Ordering::Relaxed);
         let any_on = fitting.members.iter().any(|(at, _)| self.keys[*at].state.is_on());
-        let members = fitting.members.iter().filter(|(at, _)| {
-            let key = &self.keys[*at];
+        let is_wanted = |at: usize| {
+            let key = &self.keys[at];
             // Without a secret there is nothing to lend.
             let Some(fingerprint) = key.fingerprint else { return false };
             (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || fingerprint)
-        });
-        let mut rows = Vec::with_capacity(fitting.members.len());
-        rows.extend(members.map(|(at, pool)| self.row(*at, *pool, model.name(), now)));
-        let usual_ms = rank::usual_first_byte(rows.iter().map(|row: &Row| row.first_byte_ms));
+        };
+        let members = fitting.members.iter().filter(|(at, _)| is_wanted(*at));
+        let first_bytes = members.clone().map(|(at, _)| self.keys[*at].state.first_byte_ms(now));
+        let usual_ms = rank::usual_first_byte(first_bytes);
+        let rows = members.map(|(at, pool)| self.row(*at, *pool, model.name(), now));
         let rule = Rule {
             strategy: self.ranking.strategy,
             weights: &self.ranking.weights,
@@ -454,7 +455,7 @@ impl ProviderKeys {
             seed: self.clock.seed.wrapping_add(turn),
         };
         let mut candidates = Vec::with_capacity(wanted.most.min(fitting.members.len()));
-        rank::best(rows.into_iter(), &rule, wanted.most, |at| {
+        rank::best(rows, &rule, wanted.most, |at| {
             if candidates.is_empty() && wanted.is_first() {
                 self.keys[at].state.chosen(turn, now);
             }
