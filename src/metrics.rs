@@ -51,6 +51,32 @@ struct ResultLabel {
     result: &'static str,
 }
 
+/// What an acquire call to the store came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// A lease.
+    Granted,
+    /// All keys that were asked for are full, or rest.
+    Exhausted,
+    /// None of them may be lent.
+    Unusable,
+    /// No answer.
+    StoreFailed,
+}
+
+impl Asked {
+    const ALL: [Self; 4] = [Self::Granted, Self::Exhausted, Self::Unusable, Self::StoreFailed];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Exhausted => "exhausted",
+            Self::Unusable => "unusable",
+            Self::StoreFailed => "store_failed",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ReasonLabel {
     reason: &'static str,
@@ -109,7 +135,8 @@ struct Inner {
     duration: Histogram,
     overhead: Histogram,
     leases_active: Family<KeyLabels, Gauge>,
-    acquire: Family<ResultLabel, Counter>,
+    /// In the order of [`Asked::ALL`].
+    acquire: [Counter; Asked::ALL.len()],
     acquire_seconds: Histogram,
     wait_seconds: Histogram,
     heartbeat_failed: Counter,
@@ -143,13 +170,17 @@ impl Default for Metrics {
 impl Metrics {
     /// Registers everything under its name of the design, section 10.
     pub fn new() -> Self {
+        let acquire = Family::<ResultLabel, Counter>::default();
         let mut inner = Inner {
             registry: Registry::with_prefix("lessor"),
             requests: Family::default(),
             duration: histogram(),
             overhead: histogram(),
             leases_active: Family::default(),
-            acquire: Family::default(),
+            acquire: Asked::ALL.map(|asked| {
+                let label = ResultLabel { result: asked.as_str() };
+                acquire.get_or_create_owned(&label)
+            }),
             acquire_seconds: histogram(),
             wait_seconds: histogram(),
             heartbeat_failed: Counter::default(),
@@ -179,7 +210,7 @@ impl Metrics {
             inner.overhead.clone(),
         );
         to.register("leases_active", "Leases this sidecar holds", inner.leases_active.clone());
-        to.register("lease_acquire", "Acquires, by result", inner.acquire.clone());
+        to.register("lease_acquire", "Acquires, by result", acquire);
         to.register(
             "lease_acquire_seconds",
             "Time of one acquire call to the store",
@@ -202,9 +233,6 @@ impl Metrics {
             inner.reconciled.clone(),
         );
         to.register("store_up", "1 while the store answers", inner.store_up.clone());
-        for result in ["granted", "exhausted", "unusable", "store_failed"] {
-            inner.acquire.get_or_create_owned(&ResultLabel { result });
-        }
         // Named from the start, so that a graph of them begins at zero.
         for class in Class::RESTS {
             inner.cooldowns.get_or_create_owned(&ReasonLabel { reason: class.as_str() });
@@ -239,9 +267,9 @@ impl Metrics {
         self.0.overhead.observe(own.as_secs_f64());
     }
 
-    /// One acquire call to the store: `granted`, `exhausted`, `unusable` or `store_failed`.
-    pub fn acquire(&self, result: &'static str, took: Duration) {
-        self.0.acquire.get_or_create(&ResultLabel { result }).inc();
+    /// One acquire call to the store.
+    pub fn acquire(&self, asked: Asked, took: Duration) {
+        self.0.acquire[asked as usize].inc();
         self.0.acquire_seconds.observe(took.as_secs_f64());
     }
 

@@ -2,10 +2,10 @@
 //! is imported here, so that rooms which never import each other can still trade these values.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize, Serializer};
@@ -14,6 +14,9 @@ use zeroize::Zeroizing;
 /// A map whose keys people or lessor made: looked up several times a request, so by a hash that is quick and
 /// seeded, and need not withstand whoever chooses keys to make it slow.
 pub type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
+/// The same of keys alone.
+pub type Set<K> = HashSet<K, foldhash::fast::RandomState>;
 
 /// Why a name was refused; the text says which rule it broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -258,6 +261,11 @@ impl LeaseId {
     /// A fresh id, ordered by time.
     pub fn fresh() -> Self {
         Self(uuid::Uuid::now_v7())
+    }
+
+    /// The same, at this time in ms since the Unix epoch: for who knows it without reading a clock.
+    pub fn fresh_at(unix_ms: u64) -> Self {
+        Self(uuid::Builder::from_unix_timestamp_millis(unix_ms, &rand::random()).into_uuid())
     }
 
     /// Bytes of its text.
@@ -584,6 +592,8 @@ pub struct Candidate {
 /// Which candidates are wanted of those that fit a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
+    /// When it is asked.
+    pub at: Instant,
     /// At most so many, the best.
     pub most: usize,
     /// Keys that are left to others.
@@ -598,7 +608,7 @@ pub struct Wanted<'a> {
 impl Wanted<'_> {
     /// The best `most` of all.
     pub fn best(most: usize) -> Self {
-        Self { most, barred: &[], passed_over: &[], asked: &[] }
+        Self { at: Instant::now(), most, barred: &[], passed_over: &[], asked: &[] }
     }
 
     /// Whether it opens a round of asking, and so counts as a turn.

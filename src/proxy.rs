@@ -32,7 +32,7 @@ use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
 use crate::metrics::Metrics;
-use crate::model::{Class, Code, Fault, KeyId, Onward, Outcome, Site, Wanted};
+use crate::model::{Class, Code, Fault, Onward, Outcome, Site};
 use crate::route::ring::{Ring, Wish};
 use crate::route::{Caller, From, Plan, Route, Routes, Standing};
 
@@ -239,8 +239,8 @@ impl Rooms {
         let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
-            let mut in_use = match self.acquire(route, (&choice, until), &body, expects).await {
-                Ok(lease) => InUse::new(lease, choice.keys(), &choice.wish().model),
+            let mut in_use = match self.acquire(route, (&mut choice, until), &body, expects).await {
+                Ok(lease) => InUse::new(lease, Arc::clone(choice.keys()), &choice.wish().model),
                 // What the provider said tells more than that no other key could be had.
                 Err(fault) => return kept.map_or(Err(fault), |reply| Ok(Served::Proxied(reply, None))),
             };
@@ -300,34 +300,31 @@ impl Rooms {
     async fn acquire(
         &self,
         route: &Route,
-        (choice, until): (&Choice<'_>, tokio::time::Instant),
+        (choice, until): (&mut Choice<'_>, tokio::time::Instant),
         body: &Replay,
         expects: bool,
     ) -> Result<Lease, Fault> {
-        let fitting = || choice.ids();
-        let rank = |wanted: &Wanted<'_>| choice.rank(wanted);
-        let confirm = |key: &KeyId, fingerprint| choice.confirm(key, fingerprint);
-        let mut acquiring = pin!(self.leases.acquire(Want {
-            provider: &route.provider().name,
-            app: &route.app,
-            pool: &route.pool,
-            model: choice.wish().model.name(),
-            fitting: &fitting,
-            rank: &rank,
-            confirm: &confirm,
-            until,
-        }));
-        let mut read_on = !expects && body.may_read_ahead();
-        loop {
-            tokio::select! {
-                biased;
-                got = &mut acquiring => return got.map_err(|error| faults::of_acquire(&error, route, &choice.wish().model)),
-                read = body.read_ahead(|_| false), if read_on => {
-                    read.map_err(faults::of_body)?;
-                    read_on = false;
+        let got = {
+            let mut acquiring = pin!(self.leases.acquire(Want {
+                provider: &route.provider().name,
+                app: &route.app,
+                pool: &route.pool,
+                keys: choice,
+                until,
+            }));
+            let mut read_on = !expects && body.may_read_ahead();
+            loop {
+                tokio::select! {
+                    biased;
+                    got = &mut acquiring => break got,
+                    read = body.read_ahead(|_| false), if read_on => {
+                        read.map_err(faults::of_body)?;
+                        read_on = false;
+                    }
                 }
             }
-        }
+        };
+        got.map_err(|error| faults::of_acquire(&error, route, &choice.wish().model))
     }
 
     /// One sending, ended at once when its lease is lost.

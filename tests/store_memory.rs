@@ -129,7 +129,7 @@ async fn the_present_secrets_rest_is_never_pushed_out_by_those_of_others() {
     }
     let why_not = async |number| {
         let mut ask = world.ask(["a"]);
-        ask.candidates[0].fingerprint = secret(number);
+        Arc::make_mut(&mut ask.candidates)[0].fingerprint = secret(number);
         world.acquire(&ask).await
     };
     assert!(matches!(why_not(1).await, Acquired::Refused(_)));

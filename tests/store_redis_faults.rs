@@ -142,7 +142,7 @@ impl Sidecar {
             owner: self.owner.clone(),
             app: AppName::anonymous(),
             model: None,
-            candidates: vec![candidate],
+            candidates: [candidate].into(),
             ttl: TTL,
             deadline: self.store.now().plus(Duration::from_secs(2)),
         }
@@ -1110,7 +1110,7 @@ async fn thousands_of_candidates_are_refused_one_by_one_in_one_answer() {
     let names: Vec<String> = (0..5000).map(|nth| format!("k{nth}")).collect();
     let sidecar = Sidecar::on(redis.addr(), &[]).await;
     let ask = Acquire {
-        candidates: names.iter().flat_map(|name| sidecar.ask(name).candidates).collect(),
+        candidates: names.iter().flat_map(|name| sidecar.ask(name).candidates.to_vec()).collect(),
         ..sidecar.ask("k")
     };
     let Acquired::Refused(refusal) = sidecar.store.acquire(ask).await.unwrap() else {

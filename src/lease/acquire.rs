@@ -12,7 +12,9 @@ use super::held::{Hold, Lease};
 use super::kept::Kept;
 use super::line::{Blocked, Ended, Entry, QueueId, Seq, Step};
 use super::settle::{ACQUIRE_DEADLINE, Asking, bounded};
+use super::want::{Choose, Want};
 use super::{Inner, Leases, STORE_DOWN, Station, lock};
+use crate::metrics::Asked;
 use crate::model::{
     AppName, Fingerprint, KeyId, KeyStatus, LeaseId, ModelName, PoolName, ProviderName, Wanted,
 };
@@ -26,31 +28,6 @@ const MIN_PAUSE: Duration = Duration::from_millis(20);
 const JITTER_MS: u64 = 10;
 /// The least that a client is told to wait.
 const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// What a request wants to hold.
-pub struct Want<'a> {
-    /// Whose key.
-    pub provider: &'a ProviderName,
-    /// The caller.
-    pub app: &'a AppName,
-    /// The pool that was asked for; for errors only.
-    pub pool: &'a PoolName,
-    /// The model, where known.
-    pub model: Option<&'a ModelName>,
-    /// Every key that may serve the request, sorted: with the model, the queue it stands in. Asked for only
-    /// where somebody waits. A key that the request may not use any more (it was refused with it) belongs in
-    /// neither this nor `rank`'s answer.
-    pub fitting: &'a (dyn Fn() -> Arc<[KeyId]> + Send + Sync),
-    /// Called at each try, and again for the rest where the best could not be had: candidates out of
-    /// `fitting`, best first. One that cools is better ranked last than left out, for the store's word on its
-    /// end is what a wait is planned by. None at all means that none may be used now.
-    pub rank: &'a (dyn Fn(&Wanted<'_>) -> Vec<Candidate> + Send + Sync),
-    /// The process's own view, asked after the store's yes and before use: false gives the slot back, and
-    /// the next candidate is tried.
-    pub confirm: &'a (dyn Fn(&KeyId, Fingerprint) -> bool + Send + Sync),
-    /// The end of the wait.
-    pub until: Instant,
-}
 
 /// Why no key was leased. Full, without access, unusable and failing are different errors, for they lead to
 /// different next steps.
@@ -128,8 +105,7 @@ impl Leases {
             return Err(AcquireError::ShuttingDown);
         }
         let station = self.inner().station(want.provider);
-        let mut walk =
-            Walk { leases: self, station: &station, want: &want, begun: Instant::now(), repaired: false };
+        let mut walk = Walk { leases: self, station: &station, want, begun: Instant::now(), repaired: false };
         let lease = walk.go().await?;
         self.inner().metrics.waited(lease.waited());
         Ok(lease)
@@ -148,19 +124,11 @@ impl Leases {
             lock(&self.inner().lends_not).take_if(|(failed, _)| *failed == provider);
             return None; // nobody will ask for these keys again
         };
-        let fitting: Arc<[KeyId]> = candidates.iter().map(|candidate| candidate.key.clone()).collect();
-        let not_asked = |wanted: &Wanted<'_>| {
-            let asked = |one: &Candidate| wanted.asked.iter().any(|other| other.key == one.key);
-            candidates.iter().filter(|one| !asked(one)).cloned().collect()
-        };
         let want = Want {
             provider: &provider,
             app: &AppName::anonymous(),
             pool: &first.pool,
-            model: None,
-            fitting: &|| Arc::clone(&fitting),
-            rank: &not_asked,
-            confirm: &|_, _| true,
+            keys: &mut Each(&candidates),
             until: Instant::now(),
         };
         drop(self.acquire(want).await); // what it tells is noted on its way
@@ -168,20 +136,42 @@ impl Leases {
     }
 }
 
+/// These keys, each once.
+struct Each<'a>(&'a [Candidate]);
+
+impl Choose for Each<'_> {
+    fn model(&self) -> Option<&ModelName> {
+        None
+    }
+
+    fn fitting(&self) -> Arc<[KeyId]> {
+        self.0.iter().map(|candidate| candidate.key.clone()).collect()
+    }
+
+    fn rank(&mut self, wanted: &Wanted<'_>) -> Arc<[Candidate]> {
+        let asked = |one: &Candidate| wanted.asked.iter().any(|other| other.key == one.key);
+        self.0.iter().filter(|one| !asked(one)).cloned().collect()
+    }
+
+    fn confirm(&self, _: &KeyId, _: Fingerprint) -> bool {
+        true
+    }
+}
+
 /// One request on its way to a lease.
-struct Walk<'a> {
+struct Walk<'a, 'w> {
     leases: &'a Leases,
     station: &'a Arc<Station>,
-    want: &'a Want<'a>,
+    want: Want<'w>,
     begun: Instant,
     /// The one repair was made.
     repaired: bool,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Walk<'a, '_> {
     async fn go(&mut self) -> Result<Lease, AcquireError> {
         if let Entry::Try { barred } = self.enter() {
-            match self.attempt(&barred).await? {
+            match self.attempt(&barred, self.begun).await? {
                 Tried::Got(lease) => return Ok(lease),
                 Tried::Refused(refusal) => self.judge(&blocked(&refusal, barred))?,
             }
@@ -198,7 +188,7 @@ impl<'a> Walk<'a> {
     }
 
     fn queue(&self) -> QueueId {
-        QueueId { fitting: (self.want.fitting)(), model: self.want.model.cloned() }
+        QueueId { fitting: self.want.keys.fitting(), model: self.want.keys.model().cloned() }
     }
 
     async fn in_line(&mut self) -> Result<Lease, AcquireError> {
@@ -208,7 +198,7 @@ impl<'a> Walk<'a> {
             let step = lock(&self.station.line).step(place.seq);
             match step {
                 Step::Ended(why) => return Err(ended(why)),
-                Step::Try { barred } => match self.attempt(&barred).await? {
+                Step::Try { barred } => match self.attempt(&barred, Instant::now()).await? {
                     Tried::Got(lease) => return place.granted(lease),
                     Tried::Refused(refusal) => {
                         let blocked = blocked(&refusal, barred);
@@ -308,29 +298,33 @@ impl<'a> Walk<'a> {
         Instant::now() + wait.max(MIN_PAUSE) + jitter
     }
 
-    /// Asks the store for the candidates that are not barred, the best few first.
-    async fn attempt(&mut self, barred: &[KeyId]) -> Result<Tried, AcquireError> {
+    /// Asks the store for the candidates that are not barred, the best few first; begins at `now`.
+    async fn attempt(&mut self, barred: &[KeyId], mut now: Instant) -> Result<Tried, AcquireError> {
         let mut passed_over: Vec<(KeyId, Fingerprint)> = Vec::new();
         'ranked: loop {
             let mut refusal = Refusal::default();
-            let mut asked: Vec<Candidate> = Vec::new();
+            let mut asked: Arc<[Candidate]> = Arc::default();
             for most in [FIRST_CANDIDATES, usize::MAX] {
-                let wanted = Wanted { most, barred, passed_over: &passed_over, asked: &asked };
-                let best = (self.want.rank)(&wanted);
+                let wanted =
+                    Wanted { at: now.into_std(), most, barred, passed_over: &passed_over, asked: &asked };
+                let best = self.want.keys.rank(&wanted);
                 if best.is_empty() {
                     break;
                 }
-                match self.ask(&best).await? {
-                    Tried::Got(lease) if (self.want.confirm)(lease.key(), lease.fingerprint()) => {
+                let tried = self.ask(&best, now).await?;
+                match tried {
+                    Tried::Got(lease) if self.want.keys.confirm(lease.key(), lease.fingerprint()) => {
                         return Ok(Tried::Got(lease));
                     }
                     Tried::Got(lease) => {
                         passed_over.push((lease.key().clone(), lease.fingerprint()));
+                        now = Instant::now();
                         continue 'ranked; // the lease is dropped here, and so released
                     }
                     Tried::Refused(more) => merge(&mut refusal, more),
                 }
                 asked = best;
+                now = Instant::now();
             }
             if self.repair(&refusal).await? {
                 continue;
@@ -341,32 +335,34 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// One call to the store.
-    async fn ask(&self, asked: &[Candidate]) -> Result<Tried, AcquireError> {
+    /// One call to the store, sent at `sent` or a moment later.
+    async fn ask(&self, asked: &Arc<[Candidate]>, sent: Instant) -> Result<Tried, AcquireError> {
         let inner = self.leases.inner();
-        let id = LeaseId::fresh();
+        let now = inner.store.now();
+        let id = LeaseId::fresh_at(now.0);
         let ask = Acquire {
             provider: self.want.provider.clone(),
             lease: id,
             owner: inner.owner.clone(),
             app: self.want.app.clone(),
-            model: self.want.model.cloned(),
-            candidates: asked.to_vec(),
+            model: self.want.keys.model().cloned(),
+            candidates: Arc::clone(asked),
             ttl: inner.lease.ttl,
-            deadline: inner.store.now().plus(ACQUIRE_DEADLINE),
+            deadline: now.plus(ACQUIRE_DEADLINE),
         };
-        let mut call = Asking::new(inner, self.station, id, asked, inner.store.acquire(ask));
+        let mut call = Asking::new(inner, self.station, id, asked, sent, inner.store.acquire(ask));
         let answer = call.answer().await;
         inner.saw_lending(self.want.provider, &answer);
-        let took = call.sent().elapsed();
+        let now = Instant::now();
+        let took = now.saturating_duration_since(sent);
         match answer {
             Ok(Acquired::Granted(grant)) => {
-                inner.metrics.acquire("granted", took);
-                self.begin(id, &grant, asked, call.sent()).map(Tried::Got)
+                inner.metrics.acquire(Asked::Granted, took);
+                self.begin(id, grant, asked, (sent, now)).map(Tried::Got)
             }
             Ok(Acquired::Refused(refusal)) => {
                 inner.tell(|witness| {
-                    let model = self.want.model;
+                    let model = self.want.keys.model();
                     refusal.reasons.iter().for_each(|(key, why)| {
                         witness.passed_over(self.want.provider, model, key, *why);
                     });
@@ -375,7 +371,7 @@ impl<'a> Walk<'a> {
                     }
                 });
                 let unusable = !refusal.any_full() && !refusal.any_cooling();
-                inner.metrics.acquire(if unusable { "unusable" } else { "exhausted" }, took);
+                inner.metrics.acquire(if unusable { Asked::Unusable } else { Asked::Exhausted }, took);
                 Ok(Tried::Refused(refusal))
             }
             // The call was on its way for longer than it may: as good as no answer.
@@ -384,29 +380,30 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Granted `now`, by a call of `sent`.
     fn begin(
         &self,
         id: LeaseId,
-        grant: &Grant,
+        grant: Grant,
         asked: &[Candidate],
-        sent: Instant,
+        (sent, now): (Instant, Instant),
     ) -> Result<Lease, AcquireError> {
         let inner = self.leases.inner();
         let Some(candidate) = asked.iter().find(|candidate| candidate.key == grant.key) else {
             let nonsense = format!("it granted key `{}`, which was not asked for", grant.key);
             return Err(self.store_failed(StoreError::Nonsense(nonsense), sent.elapsed()));
         };
-        let now = Instant::now();
         let end = inner.lease.max_duration.map_or(u64::MAX, |bound| inner.ticks(now + bound));
         let (fingerprint, app) = (candidate.fingerprint, self.want.app.clone());
         let named = (self.want.provider.clone(), id);
+        let waited = now.saturating_duration_since(self.begun);
         let hold = Hold::new(named, grant, fingerprint, app, now, inner.deadline(sent), end);
-        Ok(Lease::begin(self.leases, self.station, hold, grant, self.begun.elapsed()))
+        Ok(Lease::begin(self.leases, self.station, hold, waited))
     }
 
     /// Fails closed: for this request and for all who wait for this provider.
     fn store_failed(&self, cause: StoreError, took: Duration) -> AcquireError {
-        self.leases.inner().metrics.acquire("store_failed", took);
+        self.leases.inner().metrics.acquire(Asked::StoreFailed, took);
         self.station.store_failed(&cause);
         AcquireError::StoreUnavailable { cause }
     }

@@ -164,7 +164,7 @@ impl State {
             return Acquired::Late;
         }
         let mut refusal = Refusal { lease_end: self.lease_end, ..Refusal::default() };
-        for candidate in &ask.candidates {
+        for candidate in ask.candidates.iter() {
             let Some(reason) = self.why_not(&candidate.key, ask.model.as_ref(), now) else {
                 self.take(&candidate.key, ask.lease);
                 self.log.push(format!("acquire {}", candidate.key));

@@ -61,26 +61,21 @@ struct Entry {
 
 impl Beat {
     /// Registers a lease; also when (in ticks) the heartbeat must look at it.
-    pub(super) fn add(
-        &mut self,
-        inner: &Inner,
-        station: &Station,
-        hold: &Arc<Hold>,
-        epoch: &Epoch,
-    ) -> (Gauge, u64) {
+    pub(super) fn add(&mut self, inner: &Inner, station: &Station, hold: &Arc<Hold>) -> (Gauge, u64) {
+        let epoch = &hold.grant.epoch;
         if self.epoch.as_ref() != Some(epoch) {
             self.epoch = Some(epoch.clone());
             for entry in self.leases.values_mut().filter(|entry| entry.epoch != *epoch) {
                 entry.in_doubt = true;
             }
             if !self.running && self.is_any_in_doubt() {
-                self.next = Some(Instant::now());
+                self.next = Some(hold.begun);
             }
         }
         let entry = Entry { hold: Arc::clone(hold), epoch: epoch.clone(), in_doubt: false };
         self.leases.insert(hold.id, entry);
         if !self.running {
-            let next = Instant::now() + inner.lease.heartbeat;
+            let next = hold.begun + inner.lease.heartbeat;
             self.next = Some(self.next.map_or(next, |planned| planned.min(next)));
         }
         let due = self.next.map_or(u64::MAX, |next| inner.ticks(next)).min(hold.due());
@@ -92,13 +87,14 @@ impl Beat {
     }
 
     fn gauge(&mut self, inner: &Inner, station: &Station, hold: &Hold) -> Gauge {
+        let (key, pool) = (&hold.grant.key, &hold.grant.pool);
         if let Some((_, gauge)) =
-            self.gauges.get(&hold.key).and_then(|of_key| of_key.iter().find(|(pool, _)| *pool == hold.pool))
+            self.gauges.get(key).and_then(|of_key| of_key.iter().find(|(other, _)| other == pool))
         {
             return gauge.clone();
         }
-        let gauge = inner.metrics.leases_active(&station.provider, &hold.pool, &hold.key);
-        self.gauges.entry(hold.key.clone()).or_default().push((hold.pool.clone(), gauge.clone()));
+        let gauge = inner.metrics.leases_active(&station.provider, pool, key);
+        self.gauges.entry(key.clone()).or_default().push((pool.clone(), gauge.clone()));
         gauge
     }
 

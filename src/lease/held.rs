@@ -45,12 +45,9 @@ const UNKNOWN: u8 = 4;
 pub(super) struct Hold {
     pub(super) provider: ProviderName,
     pub(super) id: LeaseId,
-    pub(super) key: KeyId,
-    pub(super) pool: PoolName,
-    pub(super) token: FencingToken,
+    pub(super) grant: Grant,
     pub(super) fingerprint: Fingerprint,
     pub(super) app: AppName,
-    pub(super) group: Option<GroupName>,
     pub(super) begun: Instant,
     /// In ticks: when it ends unless renewed; `u64::MAX` for never.
     pub(super) deadline: AtomicU64,
@@ -68,7 +65,7 @@ pub(super) struct Hold {
 impl Hold {
     pub(super) fn new(
         (provider, id): (ProviderName, LeaseId),
-        grant: &Grant,
+        grant: Grant,
         fingerprint: Fingerprint,
         app: AppName,
         begun: Instant,
@@ -78,12 +75,9 @@ impl Hold {
         Self {
             provider,
             id,
-            key: grant.key.clone(),
-            pool: grant.pool.clone(),
-            token: grant.token,
+            grant,
             fingerprint,
             app,
-            group: grant.group.clone(),
             begun,
             deadline: AtomicU64::new(deadline),
             end,
@@ -112,21 +106,21 @@ impl Hold {
         Release {
             provider: station.provider.clone(),
             lease: self.id,
-            key: self.key.clone(),
-            pool: self.pool.clone(),
-            group: self.group.clone(),
+            key: self.grant.key.clone(),
+            pool: self.grant.pool.clone(),
+            group: self.grant.group.clone(),
         }
     }
 
     pub(super) fn as_held(&self) -> Held {
         Held {
             lease: self.id,
-            key: self.key.clone(),
-            pool: self.pool.clone(),
+            key: self.grant.key.clone(),
+            pool: self.grant.pool.clone(),
             fingerprint: self.fingerprint,
-            token: self.token,
+            token: self.grant.token,
             app: self.app.clone(),
-            group: self.group.clone(),
+            group: self.grant.group.clone(),
         }
     }
 
@@ -191,8 +185,8 @@ impl Hold {
             witness.lost(&Gone {
                 provider: self.provider.clone(),
                 lease: self.id,
-                key: self.key.clone(),
-                pool: self.pool.clone(),
+                key: self.grant.key.clone(),
+                pool: self.grant.pool.clone(),
                 app: self.app.clone(),
                 why,
             });
@@ -200,7 +194,10 @@ impl Hold {
     }
 
     fn poll_lost(&self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Lost> {
-        self.check(inner, inner.ticks(Instant::now()));
+        // What has no end needs no clock; under `memory:` that is every lease without `lease.max_duration`.
+        if self.due() != u64::MAX {
+            self.check(inner, inner.ticks(Instant::now()));
+        }
         if let Some(lost) = self.told() {
             return Poll::Ready(lost);
         }
@@ -241,8 +238,6 @@ pub struct Lease {
     station: Arc<Station>,
     hold: Arc<Hold>,
     active: Gauge,
-    probe: bool,
-    wants_success: bool,
     waited: Duration,
     reported: bool,
     /// Resolves when the report is done with.
@@ -253,23 +248,17 @@ impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease")
             .field("id", &self.hold.id)
-            .field("key", &self.hold.key)
+            .field("key", &self.hold.grant.key)
             .finish_non_exhaustive()
     }
 }
 
 impl Lease {
     /// Registers the grant, so that it is renewed from now on.
-    pub(super) fn begin(
-        leases: &Leases,
-        station: &Arc<Station>,
-        hold: Hold,
-        grant: &Grant,
-        waited: Duration,
-    ) -> Self {
+    pub(super) fn begin(leases: &Leases, station: &Arc<Station>, hold: Hold, waited: Duration) -> Self {
         let inner = leases.inner();
         let hold = Arc::new(hold);
-        let (active, due) = lock(&station.beat).add(inner, station, &hold, &grant.epoch);
+        let (active, due) = lock(&station.beat).add(inner, station, &hold);
         active.inc();
         inner.live.fetch_add(1, Ordering::Relaxed);
         if due < inner.due.load(Ordering::Acquire) {
@@ -280,8 +269,6 @@ impl Lease {
             station: Arc::clone(station),
             hold,
             active,
-            probe: grant.probe,
-            wants_success: grant.wants_success,
             waited,
             reported: false,
             reporting: None,
@@ -295,7 +282,7 @@ impl Lease {
 
     /// The key whose slot it is.
     pub fn key(&self) -> &KeyId {
-        &self.hold.key
+        &self.hold.grant.key
     }
 
     /// The fingerprint of the secret that it was granted for.
@@ -305,22 +292,27 @@ impl Lease {
 
     /// The pool the key was found in.
     pub fn pool(&self) -> &PoolName {
-        &self.hold.pool
+        &self.hold.grant.pool
     }
 
     /// The key's group as the store knows it: `auto` where answers say it and none has yet.
     pub fn group(&self) -> Option<&GroupName> {
-        self.hold.group.as_ref()
+        self.hold.grant.group.as_ref()
     }
 
     /// Rises with each lease of the provider.
     pub fn token(&self) -> FencingToken {
-        self.hold.token
+        self.hold.grant.token
     }
 
     /// Whether it is the one lease of a subject on probation.
     pub fn probe(&self) -> bool {
-        self.probe
+        self.hold.grant.probe
+    }
+
+    /// When it was granted.
+    pub fn begun(&self) -> Instant {
+        self.hold.begun
     }
 
     /// From the wish to the grant.
@@ -341,27 +333,28 @@ impl Lease {
             return;
         }
         let has_effect = match outcome.class {
-            Class::Success => self.wants_success,
+            Class::Success => self.hold.grant.wants_success,
             Class::Caller | Class::Cancelled | Class::Network => false,
             _ => true,
         };
-        let group = self.hold.group.clone();
+        let grant = &self.hold.grant;
+        let group = &grant.group;
         let learns = group.as_ref().is_some_and(GroupName::is_auto);
-        let names_group = learns && outcome.organization.is_some() && outcome.organization != group;
+        let names_group = learns && outcome.organization.is_some() && outcome.organization != *group;
         outcome.wait = outcome.wait.map(|wait| wait + wait.mul_f64(rand::random_range(0.0..WAIT_JITTER)));
         let report = |outcome| Report {
             provider: self.station.provider.clone(),
-            key: self.hold.key.clone(),
+            key: grant.key.clone(),
             group: group.clone(),
             lease: self.hold.id,
-            token: self.hold.token,
+            token: grant.token,
             fingerprint: self.hold.fingerprint,
             model: model.cloned(),
             outcome,
         };
         // A success lifts what rested; what it announces rests only after that.
         let ahead = outcome.ahead();
-        let said = (has_effect || self.probe || names_group).then_some(outcome);
+        let said = (has_effect || grant.probe || names_group).then_some(outcome);
         let reports: Vec<Report> = said.into_iter().chain(ahead).map(report).collect();
         if reports.is_empty() {
             return;
@@ -395,11 +388,11 @@ impl Drop for Lease {
         // Off the registry first: no renewal may name what is being released.
         lock(&self.station.beat).remove(self.hold.id);
         self.active.dec();
-        self.station.held_for(self.hold.begun.elapsed());
+        let now = Instant::now();
+        self.station.held_for(now.saturating_duration_since(self.hold.begun));
         if self.hold.take_release() {
             self.leases.inner().live.fetch_sub(1, Ordering::Relaxed);
-            let release = self.hold.release(&self.station);
-            settle::release(self.leases.inner(), &self.station, release, self.reporting.take());
+            settle::release(self.leases.inner(), &self.station, &self.hold, now, self.reporting.take());
         }
     }
 }

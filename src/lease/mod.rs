@@ -18,6 +18,7 @@
 //! held.rs       the lease in its holder's hand, and what its holder shares with the heartbeat
 //! heartbeat.rs  renewals and local deadlines
 //! settle.rs     reports, releases, and calls whose outcome nobody saw
+//! want.rs       what a request wants, and its own view of the keys
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -42,6 +43,7 @@ mod held;
 mod kept;
 mod line;
 mod settle;
+mod want;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::struct_excessive_bools, reason = "a test that cannot go on fails")]
@@ -50,9 +52,10 @@ mod fake;
 #[allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 mod tests;
 
-pub use acquire::{AcquireError, Want};
+pub use acquire::AcquireError;
 pub use held::{Lease, Lost, Watch};
 pub use kept::{By, Kept};
+pub use want::{Choose, Want};
 
 use heartbeat::Beat;
 use line::{Ended, Line};

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 
+use super::held::Hold;
 use super::{Inner, Station};
 use crate::model::LeaseId;
 use crate::store::{Acquired, Answer, Candidate, Release, Report, StoreError};
@@ -63,15 +64,19 @@ pub(super) fn report(inner: &Arc<Inner>, reports: Vec<Report>) -> Option<oneshot
 pub(super) fn release(
     inner: &Arc<Inner>,
     station: &Arc<Station>,
-    release: Release,
+    hold: &Arc<Hold>,
+    mut now: Instant,
     reporting: Option<oneshot::Receiver<()>>,
 ) {
-    let (shared, station) = (Arc::clone(inner), Arc::clone(station));
+    let (shared, station, hold) = (Arc::clone(inner), Arc::clone(station), Arc::clone(hold));
     let work = async move {
         if let Some(reporting) = reporting {
             let _ = reporting.await; // a report that was given up has dropped its end
+            now = Instant::now();
         }
-        give_back(&shared, &station, vec![release]).await;
+        let release = || vec![hold.release(&station)];
+        insist_on_release(&shared, &station, now, release).await;
+        station.freed(&hold.grant.key);
     };
     begin(inner, &inner.releases, Box::pin(work));
 }
@@ -98,13 +103,21 @@ pub(super) async fn give_back_all(inner: &Inner, releases: &[Release]) {
 }
 
 async fn give_back(inner: &Inner, station: &Station, releases: Vec<Release>) {
-    let until = Instant::now() + inner.lease.ttl;
-    let failed = |cause: &StoreError| station.store_failed(cause);
-    insist(inner, until, || inner.store.release(releases.clone()), failed).await;
-    // Also when it was given up: by now the TTL has freed the slot.
+    insist_on_release(inner, station, Instant::now(), || releases.clone()).await;
     for release in &releases {
         station.freed(&release.key);
     }
+}
+
+/// Whether the store takes it or not: once this ends the slots are free, at the latest by the TTL.
+async fn insist_on_release(
+    inner: &Inner,
+    station: &Station,
+    now: Instant,
+    releases: impl Fn() -> Vec<Release>,
+) {
+    let failed = |cause: &StoreError| station.store_failed(cause);
+    insist(inner, now + inner.lease.ttl, || inner.store.release(releases()), failed).await;
 }
 
 /// Calls until answered, or until `until`: the answer, if one came.
@@ -161,14 +174,10 @@ impl<'a> Asking<'a> {
         station: &'a Arc<Station>,
         id: LeaseId,
         asked: &'a [Candidate],
+        sent: Instant,
         call: Answer<Acquired>,
     ) -> Self {
-        Self { inner, station, id, asked, sent: Instant::now(), call: Some(call) }
-    }
-
-    /// When the call was sent.
-    pub(super) fn sent(&self) -> Instant {
-        self.sent
+        Self { inner, station, id, asked, sent, call: Some(call) }
     }
 
     /// The answer, at most [`ACQUIRE_DEADLINE`] later. Cancel safe.

@@ -21,6 +21,33 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_mins(1);
 const MOMENT: Duration = Duration::from_millis(1);
 
+/// These keys, in this order.
+struct InOrder<'a> {
+    keys: &'a [&'a str],
+    model: Option<ModelName>,
+    confirms: &'a Confirms,
+}
+
+impl Choose for InOrder<'_> {
+    fn model(&self) -> Option<&ModelName> {
+        self.model.as_ref()
+    }
+
+    fn fitting(&self) -> Arc<[KeyId]> {
+        self.keys.iter().map(|key| key_id(key)).collect()
+    }
+
+    fn rank(&mut self, wanted: &Wanted<'_>) -> Arc<[Candidate]> {
+        let all = self.keys.iter().map(|key| candidate(key));
+        let left = all.filter(|one| !wanted.leaves_out(&one.key, || one.fingerprint));
+        left.take(wanted.most).collect()
+    }
+
+    fn confirm(&self, key: &KeyId, fingerprint: Fingerprint) -> bool {
+        (self.confirms)(key, fingerprint)
+    }
+}
+
 #[derive(Clone)]
 struct Bench {
     store: Recorder,
@@ -50,21 +77,13 @@ impl Bench {
     }
 
     async fn ask(&self, keys: &[&str], model: Option<&str>, wait: Duration) -> Wish {
-        let fitting = || keys.iter().map(|key| key_id(key)).collect();
-        let rank = |wanted: &Wanted<'_>| {
-            let all = keys.iter().map(|key| candidate(key));
-            let left = all.filter(|one| !wanted.leaves_out(&one.key, || one.fingerprint));
-            left.take(wanted.most).collect()
-        };
+        let model = model.and_then(ModelName::new);
         self.leases
             .acquire(Want {
                 provider: &openai(),
                 app: &AppName::anonymous(),
                 pool: &PoolName::default_pool(),
-                model: model.and_then(ModelName::new).as_ref(),
-                fitting: &fitting,
-                rank: &rank,
-                confirm: &*self.confirms,
+                keys: &mut InOrder { keys, model, confirms: &*self.confirms },
                 until: Instant::now() + wait,
             })
             .await

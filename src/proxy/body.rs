@@ -12,7 +12,7 @@ use http_body_util::Full;
 
 use crate::forward::held::{Broken, Ending, Guard, Held};
 use crate::lease::{Lease, Lost};
-use crate::model::{GroupName, KeyId, Outcome, ProviderName};
+use crate::model::{GroupName, Outcome, ProviderName};
 use crate::route::Standing;
 use crate::route::ring::{Ended, ModelKnown, ProviderKeys, RingKey};
 use crate::scrub::Filter;
@@ -66,7 +66,8 @@ impl Body for AnswerBody {
 pub(super) struct InUse {
     pub(super) lease: Lease,
     keys: Arc<ProviderKeys>,
-    key: KeyId,
+    /// Where the key is among them; `None` where it is no more.
+    place: Option<usize>,
     /// What it has come to so far.
     ended: Ended,
     first_byte: Option<Duration>,
@@ -74,17 +75,19 @@ pub(super) struct InUse {
 
 impl InUse {
     pub(super) fn new(lease: Lease, keys: Arc<ProviderKeys>, model: &ModelKnown) -> Self {
-        let key = lease.key().clone();
-        keys.lent(&key, model);
-        if let (Some(known), Some(group)) = (keys.key(&key), lease.group()) {
-            known.is_of(group);
+        let place = keys.place(lease.key());
+        if let Some(place) = place {
+            keys.lent(place, model, lease.begun().into_std());
+            if let Some(group) = lease.group() {
+                keys.keys[place].is_of(group);
+            }
         }
-        Self { lease, keys, key, ended: Ended::Untold, first_byte: None }
+        Self { lease, keys, place, ended: Ended::Untold, first_byte: None }
     }
 
     /// The key, as it is configured for this use.
     pub(super) fn key(&self) -> Option<&RingKey> {
-        self.keys.key(&self.key)
+        self.place.map(|place| &self.keys.keys[place])
     }
 
     pub(super) fn provider(&self) -> &ProviderName {
@@ -123,7 +126,9 @@ impl InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.keys.returned(&self.key, self.ended, self.first_byte);
+        if let Some(place) = self.place {
+            self.keys.returned(place, self.ended, self.first_byte);
+        }
     }
 }
 

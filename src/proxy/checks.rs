@@ -114,9 +114,8 @@ impl Checks {
     pub(super) fn found_good(&self, provider: &ProviderName, key: &RingKey) -> bool {
         let mark = (provider.clone(), key.config.id.clone());
         let good = self.0.good();
-        good.get(&mark).is_some_and(|(secret, at)| {
-            key.fingerprint() == Some(*secret) && at.elapsed() < self.0.pace.pause
-        })
+        good.get(&mark)
+            .is_some_and(|(secret, at)| key.fingerprint == Some(*secret) && at.elapsed() < self.0.pace.pause)
     }
 
     /// Checks a key that is doubted: now, or after the pause where it was checked a moment ago. At most one task
@@ -247,7 +246,7 @@ impl Checks {
     /// `known` is the key that was asked with, whatever is configured by now.
     async fn apply(&self, provider: &ProviderName, known: &RingKey, found: &CheckOutcome, decides: bool) {
         let key = &known.config.id;
-        let Some(secret) = known.fingerprint() else { return };
+        let Some(secret) = known.fingerprint else { return };
         let (status, code) = (found.status, found.code.clone());
         let change = match found.class {
             Class::Success => {

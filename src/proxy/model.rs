@@ -23,7 +23,7 @@ impl Rooms {
         if need == ModelNeed::None {
             return Ok(ModelKnown::NotNamed);
         }
-        let until = Instant::now() + route.max_wait;
+        let mut until = None;
         loop {
             let Some(model) = BodyScan::of(&head.headers, &route.provider().model_field) else {
                 return Ok(ModelKnown::Unreadable);
@@ -33,6 +33,7 @@ impl Rooms {
                 body.spare();
                 return Ok(known);
             }
+            let until = *until.get_or_insert_with(|| Instant::now() + route.max_wait);
             if !body.room(until).await {
                 return Err(faults::no_room(self.config.retry.max_total, route.max_wait));
             }
@@ -41,7 +42,11 @@ impl Rooms {
 }
 
 /// What of the model is found in what can be kept, and whether more of the body would not change that.
-async fn read_once(mut model: BodyScan, need: ModelNeed, body: &Replay) -> Result<(ModelKnown, bool), Fault> {
+async fn read_once(
+    mut model: BodyScan<'_>,
+    need: ModelNeed,
+    body: &Replay,
+) -> Result<(ModelKnown, bool), Fault> {
     let mut latest = Scan::Unsure;
     let is_decided = |latest: &Scan| match need {
         ModelNeed::First => *latest != Scan::Unsure,

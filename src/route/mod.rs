@@ -20,6 +20,7 @@ pub mod apps;
 mod connect;
 mod denied;
 mod form;
+mod pattern;
 pub mod rank;
 pub mod ring;
 pub mod scan;

@@ -14,22 +14,22 @@ use crate::model::ModelName;
 
 /// A body that is looked into, by its type.
 #[derive(Debug)]
-pub enum BodyScan {
+pub enum BodyScan<'f> {
     /// A JSON object.
-    Json(ModelScan),
+    Json(ModelScan<'f>),
     /// A form.
     Form(FormScan),
 }
 
-impl BodyScan {
+impl<'f> BodyScan<'f> {
     /// The look for `field` in a body with these headers; `None` where it cannot be read: encoded, or of
     /// another type. A body whose type is not said counts as JSON.
-    pub fn of(headers: &HeaderMap, field: &str) -> Option<Self> {
+    pub fn of(headers: &HeaderMap, field: &'f str) -> Option<Self> {
         if headers.get_all(CONTENT_ENCODING).iter().any(|value| value != "identity") {
             return None;
         }
         let kind = headers.get(CONTENT_TYPE).map_or(Ok(""), |value| value.to_str()).ok()?;
-        let kind = kind.split(';').next().unwrap_or_default().trim();
+        let kind = kind.split_once(';').map_or(kind, |(kind, _)| kind).trim();
         let is = |other: &str| kind.eq_ignore_ascii_case(other);
         let json_like =
             || kind.len() >= 5 && kind.as_bytes()[kind.len() - 5..].eq_ignore_ascii_case(b"+json");
@@ -71,13 +71,14 @@ pub enum Scan {
 
 /// A streaming look for the top-level `model`. Feed every byte in order, then ask for [`ModelScan::end`].
 #[derive(Debug)]
-pub struct ModelScan {
+pub struct ModelScan<'f> {
     /// The key that is looked for.
-    field: String,
+    field: &'f str,
     state: State,
     /// Open `{` and `[`: bit set for an object. At most [`MAX_DEPTH`] deep.
     stack: Vec<bool>,
-    /// A top-level key, or the value of `model`, as it stands in the body, quotes excluded.
+    /// Of a top-level key, or of the value of `model`, what stands in the body before the piece that is read,
+    /// quotes excluded.
     text: Vec<u8>,
     /// Whether `text` is being collected.
     collect: bool,
@@ -120,11 +121,11 @@ enum State {
     Broken,
 }
 
-impl ModelScan {
+impl<'f> ModelScan<'f> {
     /// A look for the top-level key `field`.
-    pub fn new(field: &str) -> Self {
+    pub fn new(field: &'f str) -> Self {
         Self {
-            field: field.to_owned(),
+            field,
             state: State::Start,
             stack: Vec::new(),
             text: Vec::new(),
@@ -253,12 +254,11 @@ impl ModelScan {
             self.keep(rest);
             return &[];
         };
-        self.keep(&rest[..at]);
         if rest[at] == b'\\' {
-            self.keep(b"\\");
+            self.keep(&rest[..=at]);
             self.state = if key { State::InKey { escaped: true } } else { State::InString { escaped: true } };
         } else {
-            self.end_text(key);
+            self.end_text(key, &rest[..at]);
         }
         &rest[at + 1..]
     }
@@ -269,12 +269,23 @@ impl ModelScan {
         }
     }
 
-    fn end_text(&mut self, key: bool) {
+    /// `last` is its last piece, and mostly the only one: then it is looked at where it is.
+    fn end_text(&mut self, key: bool, last: &[u8]) {
+        if self.text.is_empty() {
+            self.judge_text(key, last);
+        } else {
+            self.keep(last);
+            let text = std::mem::take(&mut self.text);
+            self.judge_text(key, &text);
+        }
+    }
+
+    fn judge_text(&mut self, key: bool, text: &[u8]) {
         let collected = std::mem::take(&mut self.collect);
         if key {
             self.state = State::Colon;
-            if collected && self.text.len() <= MAX_TEXT {
-                match unescaped(&self.text) {
+            if collected && text.len() <= MAX_TEXT {
+                match unescaped(text) {
                     Some(name) => self.at_model = *name == *self.field,
                     None => self.state = State::Broken,
                 }
@@ -287,8 +298,8 @@ impl ModelScan {
         }
         self.state = State::After;
         if collected {
-            self.model = unescaped(&self.text).and_then(|text| ModelName::new(&text));
-            if self.model.is_none() || self.text.len() > MAX_TEXT {
+            self.model = unescaped(text).and_then(|text| ModelName::new(&text));
+            if self.model.is_none() || text.len() > MAX_TEXT {
                 self.state = State::Broken;
             }
         }

@@ -16,8 +16,8 @@ use crate::model::{Class, GroupName, ModelName};
 /// What was seen counts half after this long. A few minutes: shorter forgets a key that fails once in a while,
 /// longer punishes one that was mended.
 const HALF_LIFE: Duration = Duration::from_mins(2);
-/// A first byte seen longer ago than this tells nothing about now.
-const STALE: Duration = Duration::from_mins(10);
+/// A first byte seen longer ago than this, in µs, tells nothing about now.
+const STALE_US: u64 = 600_000_000;
 /// So many samples make a mean of first bytes, and so many it follows.
 const SAMPLES: u32 = 8;
 /// Models of one key whose rests are remembered. Callers name models, so there must be a bound; past it the
@@ -198,7 +198,7 @@ fn faded(count: f32, age: u64) -> f32 {
     if age < 2 * TICK_US { count } else { count * (-(age as f32) / HALF_LIFE.as_micros() as f32).exp2() }
 }
 
-/// A running mean of times, by their logarithms: one that took a hundred times as long, when a machine stood
+/// A running geometric mean of times: one that took a hundred times as long, when a machine stood
 /// still, does not even double it. It is forgotten when nothing more comes. In one atomic: the mean, the second in
 /// which it was true (27 bits, four years), and how many samples it is of (5 bits, up to [`SAMPLES`]).
 #[derive(Debug, Default)]
@@ -206,12 +206,12 @@ struct Mean(AtomicU64);
 
 impl Mean {
     fn add(&self, sample: Duration, now: u64) {
-        let sample = (sample.as_secs_f32() * 1e3).max(0.001).ln();
+        let sample = (sample.as_secs_f32() * 1e3).max(0.001);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |packed| {
             let (mean, age, count) = Self::unpack(packed, now);
             let count = if Self::is_stale(age) { 1 } else { (count + 1).min(u64::from(SAMPLES)) };
             #[allow(clippy::cast_precision_loss)] // at most SAMPLES
-            let mean = if count == 1 { sample } else { mean + (sample - mean) / count as f32 };
+            let mean = if count == 1 { sample } else { mean * (sample / mean).powf(1.0 / count as f32) };
             let second = (now / 1_000_000) & 0x07ff_ffff;
             Some(u64::from(mean.to_bits()) << 32 | second << 5 | count)
         });
@@ -221,7 +221,7 @@ impl Mean {
     fn at(&self, now: u64) -> (f32, u64) {
         let (mean, age, count) = Self::unpack(self.0.load(Ordering::Relaxed), now);
         let known = count >= u64::from(SAMPLES) && !Self::is_stale(age);
-        (if known { mean.exp() } else { 0.0 }, age)
+        (if known { mean } else { 0.0 }, age)
     }
 
     #[allow(clippy::cast_possible_truncation)] // the upper half
@@ -231,7 +231,7 @@ impl Mean {
     }
 
     fn is_stale(age: u64) -> bool {
-        u128::from(age) > STALE.as_micros()
+        age > STALE_US
     }
 }
 

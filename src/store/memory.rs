@@ -31,7 +31,7 @@ pub type Clock = Arc<dyn Fn() -> StoreTime + Send + Sync>;
 pub struct MemoryStore(Arc<Inner>);
 
 struct Inner {
-    ledgers: RwLock<Map<ProviderName, Arc<Mutex<Ledger>>>>,
+    ledgers: RwLock<Map<ProviderName, Mutex<Ledger>>>,
     expiry: Expiry,
     clock: Clock,
     epoch: Epoch,
@@ -64,20 +64,15 @@ impl MemoryStore {
         }))
     }
 
-    /// One operation on one provider's ledger.
-    fn on<T: Send + 'static>(
+    /// One operation on the ledger of the provider that `ask` is `of`.
+    fn on<A: Send + 'static, T: Send + 'static>(
         &self,
-        provider: ProviderName,
-        act: impl FnOnce(&Inner, &ProviderName, &mut Ledger, StoreTime) -> T + Send + 'static,
+        ask: A,
+        of: impl FnOnce(&A) -> &ProviderName + Send + 'static,
+        act: impl FnOnce(&Inner, &A, &mut Ledger, StoreTime) -> T + Send + 'static,
     ) -> Answer<T> {
         let inner = Arc::clone(&self.0);
-        Box::pin(async move {
-            let ledger = inner.ledger(&provider);
-            let mut ledger = locked(&ledger);
-            // Read under the lock, so that the ledger never sees time go back.
-            let now = (inner.clock)();
-            Ok(act(&inner, &provider, &mut ledger, now))
-        })
+        Box::pin(async move { Ok(inner.act(of(&ask), |ledger, now| act(&inner, &ask, ledger, now))) })
     }
 }
 
@@ -100,15 +95,29 @@ fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The provider that is asked about with nothing else.
+fn own(provider: &ProviderName) -> &ProviderName {
+    provider
+}
+
 impl Inner {
-    fn ledger(&self, provider: &ProviderName) -> Arc<Mutex<Ledger>> {
+    /// Acts on one provider's ledger.
+    fn act<T>(&self, provider: &ProviderName, act: impl FnOnce(&mut Ledger, StoreTime) -> T) -> T {
+        let act = |ledger: &Mutex<Ledger>| {
+            let mut ledger = locked(ledger);
+            // Read under the lock, so that the ledger never sees time go back.
+            let now = (self.clock)();
+            act(&mut ledger, now)
+        };
         // Poisoned or not, the map is whole: the only change to it is one insert.
-        if let Some(known) = self.ledgers.read().unwrap_or_else(PoisonError::into_inner).get(provider) {
-            return Arc::clone(known);
+        let known = self.ledgers.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ledger) = known.get(provider) {
+            return act(ledger);
         }
+        drop(known);
         let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
-        let fresh = || Arc::new(Mutex::new(Ledger::new(provider.clone(), self.expiry, self.epoch.clone())));
-        Arc::clone(ledgers.entry(provider.clone()).or_insert_with(fresh))
+        let fresh = || Mutex::new(Ledger::new(provider.clone(), self.expiry, self.epoch.clone()));
+        act(ledgers.entry(provider.clone()).or_insert_with(fresh))
     }
 
     fn tell(&self, event: StoreEvent) {
@@ -119,11 +128,11 @@ impl Inner {
 
 impl Store for MemoryStore {
     fn acquire(&self, ask: Acquire) -> Answer<Acquired> {
-        self.on(ask.provider.clone(), move |_, _, ledger, now| ledger.acquire(&ask, now))
+        self.on(ask, |ask| &ask.provider, |_, ask, ledger, now| ledger.acquire(ask, now))
     }
 
     fn renew(&self, ask: Renew) -> Answer<Renewed> {
-        self.on(ask.provider.clone(), move |_, _, ledger, now| ledger.renew(&ask, now))
+        self.on(ask, |ask| &ask.provider, |_, ask, ledger, now| ledger.renew(ask, now))
     }
 
     fn release(&self, asks: Vec<Release>) -> Answer<usize> {
@@ -131,7 +140,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             let mut freed = 0;
             for ask in asks {
-                let released = locked(&inner.ledger(&ask.provider)).release(&ask, (inner.clock)());
+                let released = inner.act(&ask.provider, |ledger, now| ledger.release(&ask, now));
                 freed += usize::from(released.freed);
                 if released.wakes_all {
                     // Those who wait for its group, or its provider's probe, wait for other keys too.
@@ -143,25 +152,27 @@ impl Store for MemoryStore {
     }
 
     fn report(&self, ask: Report) -> Answer<Reported> {
-        self.on(ask.provider.clone(), move |inner, provider, ledger, now| {
-            let effect = ledger.report(&ask, now);
+        let act = |inner: &Inner, ask: &Report, ledger: &mut Ledger, now| {
+            let effect = ledger.report(ask, now);
             if effect.lifted {
-                inner.tell(StoreEvent::Changed(provider.clone()));
+                inner.tell(StoreEvent::Changed(ask.provider.clone()));
             }
             effect.reported
-        })
+        };
+        self.on(ask, |ask| &ask.provider, act)
     }
 
     fn sync_keys(&self, ask: SyncKeys) -> Answer<Synced> {
-        self.on(ask.provider.clone(), move |inner, provider, ledger, now| {
-            let found = ledger.sync_keys(&ask, now);
-            inner.tell(StoreEvent::Changed(provider.clone()));
+        let act = |inner: &Inner, ask: &SyncKeys, ledger: &mut Ledger, now| {
+            let found = ledger.sync_keys(ask, now);
+            inner.tell(StoreEvent::Changed(ask.provider.clone()));
             found
-        })
+        };
+        self.on(ask, |ask| &ask.provider, act)
     }
 
     fn set_status(&self, provider: ProviderName, key: KeyId, change: StatusChange) -> Answer<bool> {
-        self.on(provider, move |inner, provider, ledger, now| {
+        self.on(provider, own, move |inner, provider, ledger, now| {
             let known = ledger.set_status(&key, &change, now);
             if known {
                 inner.tell(StoreEvent::Changed(provider.clone()));
@@ -171,7 +182,7 @@ impl Store for MemoryStore {
     }
 
     fn revoke(&self, provider: ProviderName, lease: LeaseId) -> Answer<bool> {
-        self.on(provider, move |inner, provider, ledger, now| {
+        self.on(provider, own, move |inner, provider, ledger, now| {
             let known = ledger.revoke(lease, now);
             if known {
                 inner.tell(StoreEvent::Revoked(provider.clone(), lease));
@@ -181,7 +192,7 @@ impl Store for MemoryStore {
     }
 
     fn snapshot(&self, provider: ProviderName) -> Answer<Snapshot> {
-        self.on(provider, |_, _, ledger, now| ledger.snapshot(now))
+        self.on(provider, own, |_, _, ledger, now| ledger.snapshot(now))
     }
 
     fn subscribe(&self) -> broadcast::Receiver<StoreEvent> {
@@ -197,7 +208,9 @@ impl Store for MemoryStore {
     }
 
     fn reconcile(&self, provider: ProviderName) -> Answer<u64> {
-        self.on(provider, |_, _, ledger, now| u64::try_from(ledger.forget_unseen(now)).unwrap_or(u64::MAX))
+        self.on(provider, own, |_, _, ledger, now| {
+            u64::try_from(ledger.forget_unseen(now)).unwrap_or(u64::MAX)
+        })
     }
 
     fn leases_expire(&self) -> bool {

@@ -81,7 +81,7 @@ pub struct Acquire {
     /// The model, where known: its cooldowns are looked at, else those of requests without a known one.
     pub model: Option<ModelName>,
     /// In order.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Arc<[Candidate]>,
     /// How long the lease lives unrenewed.
     pub ttl: Duration,
     /// A call that reaches the store after this is refused as [`Acquired::Late`] and changes nothing.

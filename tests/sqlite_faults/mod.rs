@@ -248,7 +248,7 @@ async fn as_a_child_it_lends_until_it_is_killed() {
                     owner: owner.clone(),
                     app: AppName::anonymous(),
                     model: None,
-                    candidates: vec![candidate("a"), candidate("b")],
+                    candidates: [candidate("a"), candidate("b")].into(),
                     ttl: SECOND,
                     deadline: store.now().plus(SECOND / 2),
                 };

@@ -29,7 +29,7 @@ pub async fn a_repeated_acquire_returns_the_same_grant_and_takes_no_second_slot(
     let ask = world.ask(["a", "b"]);
     let first = world.take(ask.clone()).await.grant;
     // even where the order of the candidates has changed meanwhile
-    let again = Acquire { candidates: vec![candidate("b"), candidate("a")], ..ask };
+    let again = Acquire { candidates: [candidate("b"), candidate("a")].into(), ..ask };
     assert_eq!(world.take(again).await.grant, first);
     assert_eq!((world.in_use("a").await, world.in_use("b").await), (1, 0));
 }
@@ -60,7 +60,7 @@ pub async fn a_key_of_another_pool_is_passed_over(world: World<impl Backend>) {
     assert_eq!(world.why_not_key("a").await, Reason::NotMember);
     assert_eq!(world.take(world.ask(["a", "b"])).await.grant.key, key("b"));
     let vip = Candidate { pool: pool("vip"), ..candidate("a") };
-    let taken = world.take(Acquire { candidates: vec![vip], ..world.ask(["a"]) }).await;
+    let taken = world.take(Acquire { candidates: [vip].into(), ..world.ask(["a"]) }).await;
     assert_eq!(taken.grant.pool, pool("vip"));
 }
 

@@ -18,7 +18,7 @@ fn grouped(name: &str) -> KeySettings {
 
 fn ask_in_group<B: Backend>(world: &World<B>, name: &str, for_model: &str) -> Acquire {
     let one = Candidate { group: Some(group("org")), ..candidate(name) };
-    Acquire { candidates: vec![one], ..world.ask_for_model(name, for_model) }
+    Acquire { candidates: [one].into(), ..world.ask_for_model(name, for_model) }
 }
 
 pub async fn a_rate_limited_key_rests_as_long_as_it_was_told_and_heals_by_itself<B: Backend>(
@@ -205,7 +205,7 @@ pub async fn each_scope_stops_what_it_names_and_nothing_else(world: World<impl B
         let ask = |name: &str, for_model: &str| {
             let group = if name == stranger { None } else { org.clone() };
             let one = Candidate { group, ..candidate(name) };
-            Acquire { candidates: vec![one], ..world.ask_for_model(name, for_model) }
+            Acquire { candidates: [one].into(), ..world.ask_for_model(name, for_model) }
         };
         let taken = world.take(ask(&a, &m)).await;
         world.report(&taken, says_of(Class::Rate, scope, MINUTE)).await;
@@ -256,7 +256,7 @@ pub async fn evidence_about_one_secret_touches_no_other(world: World<impl Backen
     world.keys([("a", 4)]).await;
     let with = |number, for_model: &str| {
         let one = Candidate { fingerprint: secret(number), ..candidate("a") };
-        Acquire { candidates: vec![one], ..world.ask_for_model("a", for_model) }
+        Acquire { candidates: [one].into(), ..world.ask_for_model("a", for_model) }
     };
     let taken = world.take(with(2, "m")).await;
     world.report(&taken, says_of(Class::Rate, Scope::KeyModel, MINUTE)).await;
@@ -543,7 +543,7 @@ fn learning(name: &str) -> KeySettings {
 /// What a sidecar asks with that knows the key's group only as it was told.
 fn ask_as_told<B: Backend>(world: &World<B>, name: &str, told: &GroupName) -> Acquire {
     let one = Candidate { group: Some(told.clone()), ..candidate(name) };
-    Acquire { candidates: vec![one], ttl: LONG, ..world.ask_for_model(name, "m") }
+    Acquire { candidates: [one].into(), ttl: LONG, ..world.ask_for_model(name, "m") }
 }
 
 pub async fn keys_whose_answers_name_one_organisation_share_its_limits_from_then_on(
@@ -604,7 +604,7 @@ pub async fn a_learned_group_is_that_of_one_secret_alone(world: World<impl Backe
     assert_eq!(told(9).await, auto);
     // an answer says it once for all: nobody else's word is taken
     let mine = Candidate { group: Some(group("mine")), ..candidate("a") };
-    let ask = Acquire { candidates: vec![mine], ..world.ask(["a"]) };
+    let ask = Acquire { candidates: [mine].into(), ..world.ask(["a"]) };
     let taken = world.take(ask).await;
     assert_eq!(taken.grant.group, Some(group("mine")));
     world.report(&taken, Outcome { organization: Some(of(8)), ..says(Class::Success) }).await;
@@ -668,7 +668,7 @@ trait WithSecret {
 
 impl WithSecret for Acquire {
     fn with_secret(mut self, number: u8) -> Self {
-        self.candidates[0].fingerprint = secret(number);
+        Arc::make_mut(&mut self.candidates)[0].fingerprint = secret(number);
         self
     }
 }

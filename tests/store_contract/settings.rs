@@ -9,7 +9,7 @@ pub async fn a_disabled_key_is_lent_with_no_secret_and_its_leases_run_on(world: 
     world.set("a", StatusChange::Disable).await;
     assert_eq!(world.why_not_key("a").await, Reason::Unusable(KeyStatus::Disabled));
     let other = Candidate { fingerprint: secret(2), ..candidate("a") };
-    let ask = Acquire { candidates: vec![other], ..world.ask(["a"]) };
+    let ask = Acquire { candidates: [other].into(), ..world.ask(["a"]) };
     assert_eq!(world.why_not(ask).await, Reason::Unusable(KeyStatus::Disabled));
     let view = world.view("a").await;
     assert_eq!((view.status, view.reason.as_deref()), (KeyStatus::Disabled, Some("operator")));
@@ -59,7 +59,7 @@ pub async fn clearing_lifts_every_cooldown_of_the_key_but_not_invalid(world: Wor
     let grouped = |name| KeySettings { group: Some(group("org")), ..setting(name, 4) };
     world.sync(vec![grouped("a"), setting("b", 4), setting("c", 4), setting("d", 4)]).await;
     let of_group = Candidate { group: Some(group("org")), ..candidate("a") };
-    let ask = || Acquire { candidates: vec![of_group.clone()], ..world.ask_for_model("a", "m") };
+    let ask = || Acquire { candidates: [of_group.clone()].into(), ..world.ask_for_model("a", "m") };
     let [first, second] = [world.take(ask()).await, world.take(ask()).await];
     for scope in [Scope::Key, Scope::KeyModel, Scope::Group, Scope::GroupModel] {
         world.report(&first, says_of(Class::Quota, scope, HOUR)).await;
@@ -81,7 +81,7 @@ pub async fn clearing_lifts_what_was_learned_of_a_groups_uses(world: World<impl 
     let grouped = |name| KeySettings { group: Some(group("org")), ..setting(name, 4) };
     world.sync(vec![grouped("a"), grouped("b")]).await;
     let of_group = |name| Candidate { group: Some(group("org")), ..candidate(name) };
-    let ask = |name| Acquire { candidates: vec![of_group(name)], ..world.ask([name]) };
+    let ask = |name| Acquire { candidates: [of_group(name)].into(), ..world.ask([name]) };
     let held = world.take(ask("a")).await;
     for scope in [Scope::Key, Scope::Group] {
         world.report(&held, Outcome { scope, ..says(Class::Concurrency) }).await;
@@ -99,7 +99,7 @@ pub async fn what_was_under_way_when_a_person_cleared_a_key_rests_it_no_more(wor
     let grouped = |name| KeySettings { group: Some(group("org")), ..setting(name, 8) };
     world.sync(vec![grouped("a"), grouped("b"), setting("c", 8)]).await;
     let of_group = |name| Candidate { group: Some(group("org")), ..candidate(name) };
-    let ask = |name| Acquire { candidates: vec![of_group(name)], ..world.ask_for_model(name, "m") };
+    let ask = |name| Acquire { candidates: [of_group(name)].into(), ..world.ask_for_model(name, "m") };
     let [first, late] = [world.take(ask("a")).await, world.take(ask("a")).await];
     let [of_sibling, of_other] = [world.take(ask("b")).await, world.lend("c").await];
     world.report(&first, says_of(Class::Quota, Scope::Group, HOUR)).await;
@@ -228,7 +228,7 @@ pub async fn a_key_that_moves_to_another_pool_keeps_its_leases(world: World<impl
     world.sync(vec![KeySettings { pool: pool("vip"), ..setting("a", 1) }]).await;
     assert_eq!(world.why_not_key("a").await, Reason::NotMember);
     let vip = Candidate { pool: pool("vip"), ..candidate("a") };
-    let ask = || Acquire { candidates: vec![vip.clone()], ..world.ask(["a"]) };
+    let ask = || Acquire { candidates: [vip.clone()].into(), ..world.ask(["a"]) };
     assert_eq!(world.why_not(ask()).await, Reason::Full);
     assert!(matches!(world.renew(world.renewal(&[&held])).await[..], [RenewAnswer::Renewed(_)]));
     assert_eq!(world.release(&held).await, 1);
@@ -265,7 +265,7 @@ pub async fn keys_with_other_settings_or_with_one_secret_are_named(world: World<
 pub async fn a_scoped_cooldown_is_seen_with_its_evidence(world: World<impl Backend>) {
     world.sync(vec![KeySettings { group: Some(group("org")), ..setting("a", 8) }, setting("b", 8)]).await;
     let of_group = Candidate { group: Some(group("org")), ..candidate("a") };
-    let ask = Acquire { candidates: vec![of_group], ..world.ask_for_model("a", "m") };
+    let ask = Acquire { candidates: [of_group].into(), ..world.ask_for_model("a", "m") };
     let taken = world.take(ask).await;
     for scope in [Scope::Key, Scope::KeyModel, Scope::Group, Scope::GroupModel, Scope::ProviderModel] {
         let code = Some("tokens_per_min".into());
@@ -311,7 +311,7 @@ pub async fn what_waiters_may_wait_for_is_announced<B: Backend>(world: World<B>)
     world.sync(vec![KeySettings { group: Some(group("org")), ..setting("b", 4) }]).await;
     assert!(changed().await);
     let of_group = Candidate { group: Some(group("org")), ..candidate("b") };
-    let taken = world.take(Acquire { candidates: vec![of_group], ..world.ask(["b"]) }).await;
+    let taken = world.take(Acquire { candidates: [of_group].into(), ..world.ask(["b"]) }).await;
     world.report(&taken, Outcome { scope: Scope::Group, ..says(Class::Concurrency) }).await;
     world.release(&taken).await;
     assert!(changed().await, "a use of a crowded group has ended");

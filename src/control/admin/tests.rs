@@ -752,12 +752,13 @@ async fn the_real_store_lends_no_key_that_was_disabled_and_ends_a_lease_that_was
             owner: owner.clone(),
             app: AppName::anonymous(),
             model: None,
-            candidates: vec![Candidate {
+            candidates: [Candidate {
                 key: config.keys[0].id.clone(),
                 pool: PoolName::default_pool(),
                 group: None,
                 fingerprint,
-            }],
+            }]
+            .into(),
             ttl: Duration::from_secs(30),
             deadline: StoreTime::NEVER,
         })

@@ -136,7 +136,7 @@ async fn two_refused_checks_make_a_key_invalid_and_it_comes_back_when_it_is_take
 async fn a_key_that_a_code_proved_bad_is_not_checked_again() {
     let pace = Pace { pause: NEVER, second: NEVER, again: Duration::from_millis(20) };
     let bench = Bench::start(200, pace).await;
-    let fingerprint = bench.checks.0.ring.of("openai").unwrap().keys[0].fingerprint().unwrap();
+    let fingerprint = bench.checks.0.ring.of("openai").unwrap().keys[0].fingerprint.unwrap();
     let report = Report {
         provider: bench.provider.clone(),
         key: bench.key.clone(),

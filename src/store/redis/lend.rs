@@ -306,7 +306,7 @@ fn acquired(ask: &Acquire, answer: Value, epoch: &Epoch) -> Result<Acquired, Sto
                 lease_end: time(answer.count()?),
                 grace_end: time(answer.count()?),
             };
-            for candidate in &ask.candidates {
+            for candidate in ask.candidates.iter() {
                 refusal.reasons.push((candidate.key.clone(), reason(&mut answer)?));
             }
             Ok(Acquired::Refused(refusal))

@@ -56,7 +56,7 @@ impl Ledger {
             self.forget(ask.lease);
         }
         let mut refusal = Refusal::default();
-        for candidate in &ask.candidates {
+        for candidate in ask.candidates.iter() {
             match self.weigh(ask, candidate, now) {
                 Ok(pass) => return Acquired::Granted(self.lend(ask, candidate, &pass, now)),
                 Err(no) => {

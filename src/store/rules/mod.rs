@@ -12,13 +12,12 @@
 //! release may be granted again: its deadline bounds when, and its expiry how long. For the same reason
 //! a sidecar must not `reassert` a lease that it has begun to release.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{Epoch, KeySettings, StatusChange, StoreTime, SyncKeys, SyncMode, Synced};
 use crate::model::{
     AppName, Class, FencingToken, Fingerprint, GroupName, KeyId, KeyStatus, LeaseId, OwnerId, PoolName,
-    ProviderName,
+    ProviderName, Set,
 };
 
 pub(in crate::store) mod cleared;
@@ -85,7 +84,7 @@ pub(in crate::store) struct Key {
     pub(in crate::store) last_used_at: Option<StoreTime>,
     pub(in crate::store) seen_at: StoreTime,
     /// Its leases; some may have expired. What [`Ledger::leases`] says by key, so no row holds it.
-    pub(in crate::store) leases: HashSet<LeaseId>,
+    pub(in crate::store) leases: Set<LeaseId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
