@@ -112,16 +112,30 @@ impl SqliteStore {
                 file: Arc::clone(&inner.path),
                 reply,
             };
-            inner.calls.call(Box::new(call)).map_err(|why| match why {
+            let first = inner.calls.call(Box::new(call)).map_err(|why| match why {
                 NotTaken::Full => StoreError::Unavailable(format!(
                     "{WAITING} calls wait for {} already",
                     inner.path.display()
                 )),
                 NotTaken::Ended => ended(),
             })?;
+            if first {
+                let wakes = Wakes(&inner.calls);
+                tokio::task::yield_now().await;
+                drop(wakes);
+            }
             drop(inner);
             answer.await.unwrap_or_else(|| Err(ended()))
         })
+    }
+}
+
+/// Wakes the thread when it is dropped: its caller's turn is over, or its caller has gone.
+struct Wakes<'a>(&'a Caller);
+
+impl Drop for Wakes<'_> {
+    fn drop(&mut self) {
+        self.0.wake();
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// How long those who are left to another's waking may be left so.
+/// How long what is left to another to wake may be left so.
 pub(super) const SOON: Duration = Duration::from_millis(1);
 
 /// Nothing under these locks panics.
@@ -129,5 +129,63 @@ impl<T> Drop for Answered<T> {
         *lock(&self.letter) = Letter::Void;
         // Answered or given up, it may be the one to whom the others were left.
         self.bell.ring_on();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Sleeper(AtomicBool);
+
+    impl Wake for Sleeper {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    impl Sleeper {
+        fn is_awake(&self) -> bool {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    fn poll<T>(answered: &mut Answered<T>, sleeper: &Arc<Sleeper>) -> Poll<Option<T>> {
+        Pin::new(answered).poll(&mut Context::from_waker(&Arc::clone(sleeper).into()))
+    }
+
+    #[test]
+    fn the_first_who_is_answered_wakes_the_others_even_if_it_goes_unheard() {
+        let (bell, first, second) = (Arc::new(Bell::default()), Arc::default(), Arc::default());
+        let (to_first, mut by_first) = reply::<u8>(&bell);
+        let (to_second, mut by_second) = reply::<u8>(&bell);
+        assert!(poll(&mut by_first, &first).is_pending() && poll(&mut by_second, &second).is_pending());
+        bell.ring([to_first.send(1), to_second.send(2)].into_iter().flatten());
+        assert!(first.is_awake() && !second.is_awake() && !bell.is_still());
+        drop(by_first);
+        assert!(second.is_awake() && bell.is_still());
+        assert_eq!(poll(&mut by_second, &second), Poll::Ready(Some(2)));
+    }
+
+    #[test]
+    fn who_waits_for_a_thread_that_ends_is_told() {
+        let (bell, sleeper) = (Arc::new(Bell::default()), Arc::default());
+        let (reply, mut answered) = reply::<u8>(&bell);
+        assert!(poll(&mut answered, &sleeper).is_pending());
+        drop(reply);
+        assert!(sleeper.is_awake());
+        assert_eq!(poll(&mut answered, &sleeper), Poll::Ready(None));
+    }
+
+    #[test]
+    fn an_answer_that_nobody_waits_for_wakes_nobody() {
+        let (reply, answered) = reply::<u8>(&Arc::default());
+        assert!(reply.is_awaited());
+        drop(answered);
+        assert!(!reply.is_awaited() && reply.send(1).is_none());
     }
 }
