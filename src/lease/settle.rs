@@ -4,14 +4,15 @@
 //! and nothing is spawned; for any other the future goes on as a tracked task, which the shutdown awaits.
 //! All are safe to repeat, and are repeated until answered or until the TTL has settled the matter.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rand::Rng as _;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::TaskTracker;
 
 use super::held::Hold;
@@ -151,10 +152,21 @@ pub(super) async fn bounded<T>(limit: Duration, answer: Answer<T>) -> Result<T, 
 
 /// What `answer` comes to within `limit`. No timer is made where it has come already, as in `memory:` it has.
 async fn in_time<T>(limit: Duration, mut answer: impl Future<Output = T> + Unpin) -> Option<T> {
-    match futures_util::poll!(&mut answer) {
-        Poll::Ready(answer) => Some(answer),
-        Poll::Pending => timeout(limit, answer).await.ok(),
+    if let Poll::Ready(answer) = futures_util::poll!(&mut answer) {
+        return Some(answer);
     }
+    let mut timer = pin!(sleep(limit));
+    // A second poll in the same turn would find nothing, and take from a store what it does between turns.
+    let mut polled = true;
+    poll_fn(|context| {
+        if !std::mem::take(&mut polled)
+            && let Poll::Ready(answer) = Pin::new(&mut answer).poll(context)
+        {
+            return Poll::Ready(Some(answer));
+        }
+        timer.as_mut().poll(context).map(|()| None)
+    })
+    .await
 }
 
 /// An acquire under way. Whatever becomes of its requester, a slot it is granted does not stay taken: when

@@ -173,15 +173,26 @@ impl Ledger {
             wants_success: pass.wants_success,
         };
         let grant = self.grant_of(&lease, self.told(ask, &lease));
-        if let Some(key) = self.keys.get_mut(&candidate.key) {
-            key.is_used(now);
-            key.leases.insert(ask.lease);
-            if key.learned.is_some() && key.learned_cap(now).is_none() {
+        self.leases.insert(ask.lease, lease);
+        self.note_use(candidate, ask.lease, now);
+        grant
+    }
+
+    /// A key was lent. Its row is touched only where it says something else by that, which is seldom.
+    fn note_use(&mut self, candidate: &Candidate, lease: LeaseId, now: StoreTime) {
+        let Some(key) = self.keys.derived_mut(&candidate.key) else { return };
+        key.leases.insert(lease);
+        let (used, unlearned) = (key.notes_use(now), key.has_unlearned(now));
+        if (used || unlearned)
+            && let Some(key) = self.keys.get_mut(&candidate.key)
+        {
+            if used {
+                key.last_used_at = Some(now);
+            }
+            if unlearned {
                 key.learned = None;
             }
         }
-        self.leases.insert(ask.lease, lease);
-        grant
     }
 
     /// Renews leases that match in id, key, pool and owner. A renewal that names another epoch starts

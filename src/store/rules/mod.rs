@@ -156,11 +156,15 @@ impl Key {
         self.learned_cap(now).unwrap_or(self.cap())
     }
 
-    /// It is lent now, which is noted once in a while: people read it, and no decision needs it closer.
-    fn is_used(&mut self, now: StoreTime) {
-        if self.last_used_at.is_none_or(|used| now < used || now >= used.plus(USED_EVERY)) {
-            self.last_used_at = Some(now);
-        }
+    /// Whether its being lent now is to be noted. Once in a while is enough: people read it, and no decision
+    /// needs it closer.
+    fn notes_use(&self, now: StoreTime) -> bool {
+        self.last_used_at.is_none_or(|used| now < used || now >= used.plus(USED_EVERY))
+    }
+
+    /// Whether what it learned of its cap says nothing any more.
+    fn has_unlearned(&self, now: StoreTime) -> bool {
+        self.learned.is_some() && self.learned_cap(now).is_none()
     }
 }
 

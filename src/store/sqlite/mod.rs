@@ -11,12 +11,11 @@
 //! The file holds fingerprints and their salt, and never a secret.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::broadcast;
 
 use super::{
     Acquire, Acquired, Answer, Release, Renew, RenewAnswer, Renewed, Report, Reported, Snapshot,
@@ -25,9 +24,11 @@ use super::{
 use crate::model::{KeyId, LeaseId, ProviderName};
 
 mod book;
+mod calls;
 mod clock;
 mod errors;
 mod place;
+mod reply;
 mod rows;
 mod schema;
 mod writer;
@@ -36,15 +37,14 @@ pub use clock::Clock;
 pub use errors::OpenError;
 
 use book::Book;
+use calls::{Caller, NotTaken, WAITING};
 use clock::StoreClock;
 use errors::Fault;
-use writer::{Call, Job, Writer};
+use reply::Bell;
+use writer::{Call, Writer};
 
 /// How long a call waits for a lock that another process holds.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Calls that may wait for the thread. Beyond that it cannot keep up, and to say so at once is kinder than
-/// to let everyone wait.
-const WAITING: usize = 4096;
 /// Events a slow subscriber may be behind before it misses some and must look again.
 const EVENTS: usize = 1024;
 
@@ -53,9 +53,10 @@ const EVENTS: usize = 1024;
 pub struct SqliteStore(Arc<Inner>);
 
 struct Inner {
-    path: PathBuf,
+    path: Arc<Path>,
     clock: StoreClock,
-    calls: SyncSender<Box<dyn Job>>,
+    calls: Caller,
+    bell: Arc<Bell>,
     events: broadcast::Sender<StoreEvent>,
 }
 
@@ -73,16 +74,23 @@ impl SqliteStore {
         let path = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
         let path = path.map_err(|cause| OpenError::NoPath { cause })?;
         let (conn, files) = schema::open(&path, &clock, None)?;
-        let (calls, waiting) = sync_channel(WAITING);
+        let path: Arc<Path> = path.into();
+        let (calls, taker) = calls::list();
         let events = broadcast::Sender::new(EVENTS);
-        let writer =
-            Writer { path: path.clone(), clock: clock.clone(), events: events.clone(), calls: waiting };
+        let bell = Arc::new(Bell::default());
+        let writer = Writer {
+            path: Arc::clone(&path),
+            clock: clock.clone(),
+            events: events.clone(),
+            calls: taker,
+            bell: Arc::clone(&bell),
+        };
         // Detached: it ends once the last handle and the last call under way are gone.
         std::thread::Builder::new()
             .name("lessor-sqlite".into())
             .spawn(move || writer.run(conn, files))
             .map_err(OpenError::NoThread)?;
-        Ok(Self(Arc::new(Inner { path, clock, calls, events })))
+        Ok(Self(Arc::new(Inner { path, clock, calls, bell, events })))
     }
 
     /// One call. Nothing happens before its first poll; from then on it runs whether or not its caller
@@ -94,27 +102,40 @@ impl SqliteStore {
     ) -> Answer<T> {
         let inner = Arc::clone(&self.0);
         Box::pin(async move {
-            let (reply, answer) = oneshot::channel();
+            let ended = || StoreError::Unavailable("its thread has ended; restart lessor".into());
+            let (reply, answer) = reply::reply(&inner.bell);
             let call = Call {
                 arrived: Instant::now(),
                 dies_with_caller,
                 act: Some(act),
                 found: None,
-                file: inner.path.clone(),
+                file: Arc::clone(&inner.path),
                 reply,
             };
-            inner.calls.try_send(Box::new(call)).map_err(|error| {
-                StoreError::Unavailable(match error {
-                    TrySendError::Full(_) => {
-                        format!("{WAITING} calls wait for {} already", inner.path.display())
-                    }
-                    TrySendError::Disconnected(_) => "its thread has ended; restart lessor".into(),
-                })
+            let first = inner.calls.call(Box::new(call)).map_err(|why| match why {
+                NotTaken::Full => StoreError::Unavailable(format!(
+                    "{WAITING} calls wait for {} already",
+                    inner.path.display()
+                )),
+                NotTaken::Ended => ended(),
             })?;
+            if first {
+                let wakes = Wakes(&inner.calls);
+                tokio::task::yield_now().await;
+                drop(wakes);
+            }
             drop(inner);
-            let gone = || Err(StoreError::Unavailable("its thread has ended; restart lessor".into()));
-            answer.await.unwrap_or_else(|_| gone())
+            answer.await.unwrap_or_else(|| Err(ended()))
         })
+    }
+}
+
+/// Wakes the thread when it is dropped: its caller's turn is over, or its caller has gone.
+struct Wakes<'a>(&'a Caller);
+
+impl Drop for Wakes<'_> {
+    fn drop(&mut self) {
+        self.0.wake();
     }
 }
 

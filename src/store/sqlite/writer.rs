@@ -5,22 +5,23 @@
 //! [`PATIENCE`], whatever another process does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::path::Path;
+use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::broadcast;
 
 use super::book::Book;
+use super::calls::{Taker, Waited};
 use super::clock::StoreClock;
 use super::errors::Fault;
 use super::place::Files;
+use super::reply::{Bell, Reply, SOON};
 use super::{PATIENCE, schema};
 use crate::store::{StoreError, StoreEvent};
 
-/// Calls in one transaction: enough to share its cost, few enough to let other processes in between.
-const MOST: usize = 256;
 /// The longest pause between two tries for the lock, in µs. SQLite's own would be up to 100 ms.
 const LONGEST_PAUSE: u64 = 10_000;
 
@@ -32,8 +33,8 @@ pub(super) trait Job: Send {
     fn is_wanted(&self) -> bool;
     /// Runs it. An error fails the whole transaction.
     fn run(&mut self, book: &mut Book<'_>) -> Result<(), Fault>;
-    /// Tells its caller what came of it, or why the transaction failed.
-    fn answer(self: Box<Self>, failed: Option<&StoreError>);
+    /// Tells its caller what came of it, or why the transaction failed; who is to be woken.
+    fn answer(self: Box<Self>, failed: Option<&StoreError>) -> Option<Waker>;
 }
 
 /// A call that does `act`.
@@ -43,8 +44,8 @@ pub(super) struct Call<T, F> {
     pub(super) dies_with_caller: bool,
     pub(super) act: Option<F>,
     pub(super) found: Option<Result<T, Fault>>,
-    pub(super) file: PathBuf,
-    pub(super) reply: oneshot::Sender<Result<T, StoreError>>,
+    pub(super) file: Arc<Path>,
+    pub(super) reply: Reply<Result<T, StoreError>>,
 }
 
 impl<T, F> Job for Call<T, F>
@@ -57,7 +58,7 @@ where
     }
 
     fn is_wanted(&self) -> bool {
-        !self.dies_with_caller || !self.reply.is_closed()
+        !self.dies_with_caller || self.reply.is_awaited()
     }
 
     fn run(&mut self, book: &mut Book<'_>) -> Result<(), Fault> {
@@ -71,14 +72,13 @@ where
         }
     }
 
-    fn answer(self: Box<Self>, failed: Option<&StoreError>) {
+    fn answer(self: Box<Self>, failed: Option<&StoreError>) -> Option<Waker> {
         let answer = match (failed, self.found) {
             (Some(error), _) => Err(error.clone()),
             (None, Some(found)) => found.map_err(|fault| fault.told(&self.file)),
             (None, None) => Err(StoreError::Unavailable("the call was not run".into())),
         };
-        // An error only says that the caller has gone.
-        let _ = self.reply.send(answer);
+        self.reply.send(answer)
     }
 }
 
@@ -94,10 +94,11 @@ enum End {
 
 /// What the thread owns beside the open file.
 pub(super) struct Writer {
-    pub(super) path: PathBuf,
+    pub(super) path: Arc<Path>,
     pub(super) clock: StoreClock,
     pub(super) events: broadcast::Sender<StoreEvent>,
-    pub(super) calls: Receiver<Box<dyn Job>>,
+    pub(super) calls: Taker,
+    pub(super) bell: Arc<Bell>,
 }
 
 impl Writer {
@@ -118,6 +119,7 @@ impl Writer {
                     End::Broken => {}
                 }
             }
+            self.bell.ring_on(); // opening may take its time
             match schema::open(&self.path, &self.clock, Some(left)) {
                 Ok(opened) => {
                     left = opened.1;
@@ -132,9 +134,11 @@ impl Writer {
                     }
                 }
                 Err(error) => {
-                    answer(&mut jobs, Some(&error.into()));
-                    let Ok(job) = self.calls.recv() else { return };
-                    jobs.push(job);
+                    self.answer(&mut jobs, Some(&error.into()));
+                    if self.wait(None) == Waited::Ended {
+                        return;
+                    }
+                    self.calls.take(&mut jobs);
                 }
             }
         }
@@ -144,27 +148,21 @@ impl Writer {
         let mut book = match Book::new(conn, self.clock.clone()) {
             Ok(book) => book,
             Err(cause) => {
-                answer(jobs, Some(&Fault::from(cause).told(&self.path)));
+                self.answer(jobs, Some(&Fault::from(cause).told(&self.path)));
                 // One call, one try: what cannot be opened must not be tried without end.
-                let Ok(job) = self.calls.recv() else { return End::Done };
-                jobs.push(job);
-                return End::Broken;
+                let waited = self.wait(None);
+                self.calls.take(jobs);
+                return if waited == Waited::Ended { End::Done } else { End::Broken };
             }
         };
         loop {
             if jobs.is_empty() {
                 let look_every = book.look_every().filter(|_| self.events.receiver_count() > 0);
-                let next = match look_every {
-                    Some(every) => self.calls.recv_timeout(every),
-                    None => self.calls.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                };
-                match next {
-                    Ok(job) => jobs.push(job),
-                    Err(RecvTimeoutError::Disconnected) => return End::Done,
-                    Err(RecvTimeoutError::Timeout) => {}
+                if self.wait(look_every) == Waited::Ended {
+                    return End::Done;
                 }
             }
-            self.take_more(jobs);
+            self.calls.take(jobs);
             // Costs two µs, and keeps two files from being lent from at once.
             if Files::at(&self.path) != files {
                 return End::Moved;
@@ -198,21 +196,19 @@ impl Writer {
         match ran {
             Ok(Ok(())) => {
                 self.tell(book.take_news());
-                answer(jobs, None);
+                self.answer(jobs, None);
                 Ok(())
             }
             Ok(Err(fault)) => {
                 book.give_up();
-                answer(jobs, Some(&fault.told(&self.path)));
+                self.answer(jobs, Some(&fault.told(&self.path)));
                 Err(fault)
             }
             // The rules do not panic; if one did, going on serves users better than a thread that is gone.
             Err(_) => {
                 book.give_up();
-                answer(
-                    jobs,
-                    Some(&StoreError::Unavailable("an operation broke off; it changed nothing".into())),
-                );
+                let broke_off = StoreError::Unavailable("an operation broke off; it changed nothing".into());
+                self.answer(jobs, Some(&broke_off));
                 Ok(())
             }
         }
@@ -235,22 +231,29 @@ impl Writer {
             }
             let locked = Fault::Sqlite(cause).told(&self.path);
             let waited_enough = |job: &mut Box<dyn Job>| job.arrived().elapsed() >= PATIENCE;
-            for job in jobs.extract_if(.., waited_enough) {
-                job.answer(Some(&locked));
-            }
+            self.bell.ring(jobs.extract_if(.., waited_enough).filter_map(|job| job.answer(Some(&locked))));
             // Jitter, so that processes which were refused together do not come back together.
             std::thread::sleep(Duration::from_micros(rand::random_range(pause / 2..=pause)));
             pause = (pause * 2).min(LONGEST_PAUSE);
-            self.take_more(jobs);
+            self.bell.ring_on();
+            self.calls.take(jobs);
         }
     }
 
-    fn take_more(&self, jobs: &mut Vec<Box<dyn Job>>) {
-        while jobs.len() < MOST
-            && let Ok(job) = self.calls.try_recv()
-        {
-            jobs.push(job);
+    /// Waits for calls, or for so long, and sees to it that nobody who was answered waits on.
+    fn wait(&self, patience: Option<Duration>) -> Waited {
+        if !self.bell.is_still() {
+            let waited = self.calls.wait(Some(SOON));
+            if waited == Waited::Some {
+                return waited;
+            }
+            self.bell.ring_on();
         }
+        self.calls.wait(patience)
+    }
+
+    fn answer(&self, jobs: &mut Vec<Box<dyn Job>>, failed: Option<&StoreError>) {
+        self.bell.ring(jobs.drain(..).filter_map(|job| job.answer(failed)));
     }
 
     fn tell(&self, news: Vec<StoreEvent>) {
@@ -258,12 +261,6 @@ impl Writer {
             // An error only says that nobody listens.
             let _ = self.events.send(event);
         }
-    }
-}
-
-fn answer(jobs: &mut Vec<Box<dyn Job>>, failed: Option<&StoreError>) {
-    for job in jobs.drain(..) {
-        job.answer(failed);
     }
 }
 
