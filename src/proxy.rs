@@ -120,7 +120,7 @@ impl Proxy {
 impl Serve for Proxy {
     type Body = AnswerBody;
 
-    async fn serve(&self, request: Request<Incoming>, conn: Conn) -> Response<AnswerBody> {
+    async fn serve(&self, request: Request<Incoming>, facts: HeadFacts, conn: Conn) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
         let rooms = &*self.0.load_full();
         let connect = head.method == Method::CONNECT;
@@ -131,7 +131,7 @@ impl Serve for Proxy {
             rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         let mut caller = Caller::unknown();
         // Boxed, for it is large: what serves the connection is kept while the answer streams.
-        let served = Box::pin(rooms.walk(head, body, &conn, &mut trace, &mut caller)).await;
+        let served = Box::pin(rooms.walk((head, facts), body, &conn, &mut trace, &mut caller)).await;
         let standing = caller.standing;
         match served {
             Ok(Served::Proxied(reply, in_use)) => match upgrade.filter(|_| reply.is_switch()) {
@@ -159,16 +159,15 @@ impl Serve for Proxy {
 impl Rooms {
     async fn walk(
         &self,
-        head: Parts,
+        (head, facts): (Parts, HeadFacts),
         body: Incoming,
         conn: &Conn,
         trace: &mut Trace,
         caller: &mut Caller,
     ) -> Result<Served, Fault> {
-        let facts = head.extensions.get::<HeadFacts>().copied();
         // Unscanned is as good as seen: a chunked request whose head nobody looked at is not repaired.
-        let saw_length = facts.is_some_and(|facts| facts.saw_length || !facts.scanned);
-        if facts.is_some_and(|facts| facts.too_large) {
+        let saw_length = facts.saw_length || !facts.scanned;
+        if facts.too_large {
             let why = "the request head is larger than limits.max_header_bytes or has more lines than limits.max_headers";
             return Err(Fault::new(Code::HeaderTooLarge, why));
         }
