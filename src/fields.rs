@@ -1,6 +1,22 @@
 //! The fields of a head, as every room that takes some out needs them. Nothing of ours is imported here.
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Whether two names are one: their lengths, in which most differ, come first.
+pub(crate) fn same(one: &HeaderName, other: &HeaderName) -> bool {
+    one.as_str().len() == other.as_str().len() && one == other
+}
+
+/// Whether a head has a field of this name: for those that few heads have. To compare a dozen names costs less than
+/// to hash one.
+pub(crate) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
+    headers.keys().any(|known| same(known, name))
+}
+
+/// The first value of such a field.
+pub(crate) fn get<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    if has(headers, name) { headers.get(name) } else { None }
+}
 
 /// Removes every field whose name is one that `goes`; how many names there were.
 ///

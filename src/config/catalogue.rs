@@ -4,12 +4,13 @@
 //! Both have one schema, [`RawProvider`], so whatever the catalogue says a user can say better. A
 //! compiled provider is a sound one: every mistake in its table was found, each with its field.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use http::{HeaderName, header};
 
 use super::{Origin, Place, Provider, Rule, Wait, places as places_of};
+use crate::fields;
 use crate::model::ProviderName;
 
 mod compile;
@@ -86,11 +87,9 @@ pub fn credential_headers() -> &'static [HeaderName] {
     &HEADERS
 }
 
-/// Whether it is one of them.
+/// Whether it is one of them. They are so few that to compare them costs less than to hash one.
 pub fn is_credential_header(name: &HeaderName) -> bool {
-    static NAMES: LazyLock<HashSet<&HeaderName, foldhash::fast::RandomState>> =
-        LazyLock::new(|| credential_headers().iter().collect());
-    NAMES.contains(name)
+    credential_headers().iter().any(|known| fields::same(known, name))
 }
 
 /// Every query parameter in which some provider of the catalogue looks for a credential.
