@@ -315,14 +315,18 @@ fn host_of(uri: &Uri) -> String {
 /// (a GET whose length is not known).
 fn with_body(mut request: Request<()>, body: &Replay) -> Request<ReplayBody> {
     let body = body.body();
-    if let Some(length) = body.size_hint().exact().filter(|_| request.headers().contains_key(CONTENT_LENGTH))
-    {
+    let headers = request.headers_mut();
+    match body.size_hint().exact() {
         // As it was understood, not as it was spelt (`010`, `5, 5`).
-        request.headers_mut().insert(CONTENT_LENGTH, length.into());
-    }
-    if !body.is_end_stream() && body.size_hint().exact().is_none() {
-        request.headers_mut().remove(CONTENT_LENGTH);
-        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        Some(length) if !headers::says_length(headers, length) && headers.contains_key(CONTENT_LENGTH) => {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        Some(_) => {}
+        None if body.is_end_stream() => {}
+        None => {
+            headers.remove(CONTENT_LENGTH);
+            headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
     }
     request.map(|()| body)
 }

@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use http::HeaderValue;
 
 use super::rank::{self, Row, Rule, Terms};
 use super::seen::KeyState;
+use super::target::host_header;
 use crate::config::{Config, KeyConfig, Provider, Ranking};
 use crate::model::{
     Candidate, Fingerprint, GroupName, KeyId, KeySettings, Map, ModelName, PoolName, ProviderName, Scope,
@@ -66,6 +68,8 @@ impl std::fmt::Debug for Salt {
 pub struct ProviderKeys {
     /// The provider.
     pub provider: Arc<Provider>,
+    /// What `Host` says to it, at its base URL.
+    pub host: HeaderValue,
     /// Its keys, in the configuration's order.
     pub keys: Vec<RingKey>,
     /// Where each is in `keys`.
@@ -117,6 +121,8 @@ fn chain<'a>(pool: &'a PoolName, fallbacks: &'a Map<PoolName, Vec<PoolName>>) ->
 pub struct RingKey {
     /// Its settings and secret.
     pub config: KeyConfig,
+    /// Its id, as answers show it.
+    pub shown: HeaderValue,
     /// The models that it serves; none where it serves all.
     models: Vec<Pattern>,
     /// Its secret's fingerprint under the store's salt.
@@ -227,6 +233,7 @@ impl Ring {
             let pools = pools.into_iter().map(|pool| (pool.clone(), of(pool))).collect();
             ProviderKeys {
                 provider: provider.clone(),
+                host: host_header(&provider.base_url),
                 keys,
                 places,
                 pools,
@@ -296,7 +303,10 @@ impl RingKey {
         }
         let fingerprint = ArcSwap::from_pointee(fingerprint_of(config, salt));
         let models = config.models.iter().map(|pattern| Pattern::of(pattern)).collect();
-        Self { fingerprint, state, models, config: config.clone() }
+        // A name has no character that a header cannot have.
+        let shown =
+            HeaderValue::from_str(config.id.as_str()).unwrap_or_else(|_| HeaderValue::from_static(""));
+        Self { fingerprint, state, models, shown, config: config.clone() }
     }
 
     /// Its secret's fingerprint; `None` while it has no secret.
