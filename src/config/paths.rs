@@ -51,9 +51,9 @@ impl PathPattern {
     pub fn fits(&self, path: &[impl AsRef<[u8]>]) -> bool {
         let long_enough =
             if self.below { path.len() >= self.segments.len() } else { path.len() == self.segments.len() };
+        let fits = |at: usize| self.segments[at].as_bytes() == path[at].as_ref() || self.segments[at] == "*";
         // From the last: most paths begin alike.
-        let mut each = self.segments.iter().zip(path).rev();
-        long_enough && each.all(|(want, is)| want.as_bytes() == is.as_ref() || want == "*")
+        long_enough && (0..self.segments.len()).rev().all(fits)
     }
 }
 
