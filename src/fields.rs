@@ -2,15 +2,11 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Whether two names are one: their lengths, in which most differ, come first.
-pub(crate) fn same(one: &HeaderName, other: &HeaderName) -> bool {
-    one.as_str().len() == other.as_str().len() && one == other
-}
-
 /// Whether a head has a field of this name: for those that few heads have. To compare a dozen names costs less than
 /// to hash one.
 pub(crate) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
-    headers.keys().any(|known| same(known, name))
+    let name = name.as_str();
+    headers.keys().any(|known| known.as_str() == name)
 }
 
 /// The first value of such a field.
@@ -22,9 +18,9 @@ pub(crate) fn get<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h H
 ///
 /// A head has a dozen names, and there are dozens that must not pass: each that is there is looked at, and not
 /// each that may be.
-pub(crate) fn remove(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) -> u64 {
+pub(crate) fn remove(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) -> u64 {
     let mut gone = 0;
-    while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
+    while let Some(name) = headers.keys().find(|name| goes(name.as_str())).cloned() {
         headers.remove(name);
         gone += 1;
     }

@@ -10,7 +10,6 @@ use std::sync::{Arc, LazyLock};
 use http::{HeaderName, header};
 
 use super::{Origin, Place, Provider, Rule, Wait, places as places_of};
-use crate::fields;
 use crate::model::ProviderName;
 
 mod compile;
@@ -87,9 +86,11 @@ pub fn credential_headers() -> &'static [HeaderName] {
     &HEADERS
 }
 
-/// Whether it is one of them. They are so few that to compare them costs less than to hash one.
-pub fn is_credential_header(name: &HeaderName) -> bool {
-    credential_headers().iter().any(|known| fields::same(known, name))
+/// Whether a name, in lower case, is one of them. They are so few that to compare them costs less than to hash one.
+pub fn is_credential_header(name: &str) -> bool {
+    static NAMES: LazyLock<Vec<&str>> =
+        LazyLock::new(|| credential_headers().iter().map(HeaderName::as_str).collect());
+    NAMES.contains(&name)
 }
 
 /// Every query parameter in which some provider of the catalogue looks for a credential.

@@ -7,9 +7,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version};
 use crate::fields;
 
 /// Whether a field is meant for the next hop alone (RFC 9110, section 7.6.1).
-fn is_hop_by_hop(name: &HeaderName) -> bool {
+fn is_hop_by_hop(name: &str) -> bool {
     matches!(
-        name.as_str(),
+        name,
         "connection"
             | "keep-alive"
             | "proxy-connection"
@@ -46,7 +46,7 @@ pub fn strip_request(
     headers: &mut HeaderMap,
     version: Version,
     host: HeaderValue,
-    goes: impl Fn(&HeaderName) -> bool,
+    goes: impl Fn(&str) -> bool,
 ) {
     strip_hop_by_hop(headers, goes);
     // In place of the caller's, which named lessor.
@@ -57,8 +57,8 @@ pub fn strip_request(
 }
 
 /// A request's trailers as they go on.
-pub fn strip_trailers(trailers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
-    strip_hop_by_hop(trailers, |name| *name == HOST || goes(name));
+pub fn strip_trailers(trailers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
+    strip_hop_by_hop(trailers, |name| name == "host" || goes(name));
 }
 
 /// HTTP/2 may split a cookie into lines, which HTTP/1.1 does not know (RFC 9113, section 8.2.3).
@@ -75,7 +75,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Takes out what is meant for the next hop alone, and what `goes`. `TE: trailers` alone survives, since it is the
 /// only way to ask the provider for trailers.
-fn strip_hop_by_hop(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
+fn strip_hop_by_hop(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
     let asks = |value: &HeaderValue| {
         let mut tokens = value.to_str().unwrap_or_default().split(',');
         tokens.any(|token| token.trim().eq_ignore_ascii_case("trailers"))
@@ -83,7 +83,7 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool)
     let wants_trailers = fields::has(headers, &TE) && headers.get_all(TE).iter().any(asks);
     strip_listed(headers);
     fields::remove(headers, |name| {
-        is_hop_by_hop(name) || matches!(name.as_str(), "http2-settings" | "expect") || goes(name)
+        is_hop_by_hop(name) || matches!(name, "http2-settings" | "expect") || goes(name)
     });
     if wants_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));

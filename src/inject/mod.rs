@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderValue, Uri};
 use zeroize::Zeroizing;
 
 use crate::config::{Injection, KeyConfig, KeyHeader, Place, Provider, catalogue, places};
@@ -25,28 +25,28 @@ const OWN_PREFIX: &str = "x-lessor-";
 
 /// Whether a caller's header goes to no provider: one that steers lessor, or a credential for any provider of
 /// the catalogue that `keep` does not name.
-pub fn never_leaves(name: &HeaderName, keep: &[String]) -> bool {
+pub fn never_leaves(name: &str, keep: &[String]) -> bool {
     is_own(name) || (catalogue::is_credential_header(name) && !is_kept(name, keep))
 }
 
 /// Whether it steers lessor.
-pub fn is_own(name: &HeaderName) -> bool {
-    name.as_str().starts_with(OWN_PREFIX)
+pub fn is_own(name: &str) -> bool {
+    name.starts_with(OWN_PREFIX)
 }
 
 /// Whether the caller's own header of this name is left alone.
-fn is_kept(name: &HeaderName, keep: &[String]) -> bool {
-    keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str()))
+fn is_kept(name: &str, keep: &[String]) -> bool {
+    keep.iter().any(|kept| kept.eq_ignore_ascii_case(name))
 }
 
 /// Whether one of these ways puts something into a header of this name.
-pub fn carries(all: &[Injection], name: &HeaderName) -> bool {
-    places(all).filter_map(Place::header).any(|place| fields::same(place, name))
+pub fn carries(all: &[Injection], name: &str) -> bool {
+    places(all).filter_map(Place::header).any(|place| place.as_str() == name)
 }
 
 /// Whether a header of this name carries the provider's credential, and the caller's is not left alone: what is
 /// put in takes its place, or it is taken out then.
-pub fn is_replaced(name: &HeaderName, provider: &Provider) -> bool {
+pub fn is_replaced(name: &str, provider: &Provider) -> bool {
     carries(&provider.inject, name) && !is_kept(name, &provider.keep)
 }
 
@@ -91,7 +91,7 @@ fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str
 fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig, put: &[Place]) {
     for name in places(&provider.inject).chain(places(&key.inject)).filter_map(Place::header) {
         let comes = put.iter().any(|place| place.header() == Some(name));
-        if !comes && !is_kept(name, &provider.keep) {
+        if !comes && !is_kept(name.as_str(), &provider.keep) {
             headers.remove(name);
         }
     }
@@ -100,7 +100,7 @@ fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig, p
 /// Puts the key's own headers in, in place of the caller's of the same names, save those that `keep` names.
 fn put_own_headers(provider: &Provider, key: &KeyConfig, headers: &mut HeaderMap) {
     for KeyHeader { name, value } in &key.headers {
-        if headers.contains_key(name) && is_kept(name, &provider.keep) {
+        if headers.contains_key(name) && is_kept(name.as_str(), &provider.keep) {
             continue;
         }
         if headers.insert(name, value.clone()).is_some() {

@@ -2,7 +2,7 @@
 
 use http::header::SEC_WEBSOCKET_EXTENSIONS;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Method, Request, Uri, Version};
+use http::{HeaderMap, Method, Request, Uri, Version};
 
 use crate::config::{Compressed, Place, Provider, Scrub, catalogue, places};
 use crate::forward::headers;
@@ -26,7 +26,7 @@ impl Outgoing {
     /// Everything that must not leave is gone from it, but for what the key takes the place of.
     pub(super) fn new(head: Parts, route: &Route, apps: &Apps, compressed: Compressed) -> Self {
         let (mut fields, provider) = (head.headers, route.provider());
-        let replaced = |name: &HeaderName| inject::is_replaced(name, provider);
+        let replaced = |name: &str| inject::is_replaced(name, provider);
         headers::strip_request(&mut fields, head.version, route.host.clone(), |name| {
             inject::never_leaves(name, &provider.keep) && !replaced(name)
         });
@@ -93,11 +93,11 @@ pub(super) fn for_other_host(head: Parts, target: Uri, websocket: bool, apps: &A
 
 /// An app's token is for lessor alone, also where a credential place is kept or is another host's; not so where
 /// it is `replaced` anyway.
-fn strip_tokens(fields: &mut HeaderMap, apps: &Apps, replaced: impl Fn(&HeaderName) -> bool) {
+fn strip_tokens(fields: &mut HeaderMap, apps: &Apps, replaced: impl Fn(&str) -> bool) {
     if !apps.required() {
         return;
     }
-    for name in catalogue::credential_headers().iter().filter(|name| !replaced(name)) {
+    for name in catalogue::credential_headers().iter().filter(|name| !replaced(name.as_str())) {
         if fields.get_all(name).iter().any(|value| apps.is_token(value.as_bytes())) {
             fields.remove(name);
         }
