@@ -5,8 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// Whether a head has a field of this name: for those that few heads have. To compare a dozen names costs less than
 /// to hash one.
 pub(crate) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
-    let name = name.as_str();
-    headers.keys().any(|known| known.as_str() == name)
+    headers.keys().any(|known| known == name)
 }
 
 /// The first value of such a field.
