@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::EXPECT;
 use http::request::Parts;
-use http::{Method, Request, Response, Version};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ErrorShape, Provider, RetryOn};
+use crate::fields;
 use crate::forward::held::Held;
 use crate::forward::replay::{Budget, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
@@ -58,6 +59,9 @@ use choice::Choice;
 use outgoing::Outgoing;
 use reply::Reply;
 use trace::Trace;
+
+/// How many keys a request was sent with.
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-lessor-attempts");
 
 /// Everything the walk needs; clones share it. Each request walks through the rooms as they are when it comes.
 #[derive(Clone, Debug)]
@@ -120,18 +124,16 @@ impl Proxy {
 impl Serve for Proxy {
     type Body = AnswerBody;
 
-    async fn serve(&self, request: Request<Incoming>, conn: Conn) -> Response<AnswerBody> {
+    async fn serve(&self, request: Request<Incoming>, facts: HeadFacts, conn: Conn) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
         let rooms = &*self.0.load_full();
         let connect = head.method == Method::CONNECT;
         let upgrade = head.extensions.get::<OnUpgrade>().cloned();
         let mode = rooms.routes.mode_of(&head, came_from(&conn));
         let mut trace = Trace::begin(mode, head.method.clone(), rooms.metrics.clone());
-        let shape =
-            rooms.routes.provider_hint(&head).map_or(ErrorShape::OpenAi, |provider| provider.error_shape);
         let mut caller = Caller::unknown();
         // Boxed, for it is large: what serves the connection is kept while the answer streams.
-        let served = Box::pin(rooms.walk(head, body, &conn, &mut trace, &mut caller)).await;
+        let served = Box::pin(rooms.walk((head, facts), body, &conn, &mut trace, &mut caller)).await;
         let standing = caller.standing;
         match served {
             Ok(Served::Proxied(reply, in_use)) => match upgrade.filter(|_| reply.is_switch()) {
@@ -147,7 +149,7 @@ impl Serve for Proxy {
                 response
             }
             Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, standing, trace),
-            Err(fault) => {
+            Err((fault, shape)) => {
                 let answer = answers::answer(&fault, shape, trace.mode(), connect);
                 trace.refused(answer.status().as_u16(), fault);
                 answer.map(AnswerBody::own)
@@ -157,30 +159,39 @@ impl Serve for Proxy {
 }
 
 impl Rooms {
+    /// The whole of it. A fault comes with the shape in which the caller's SDK shows errors.
     async fn walk(
         &self,
-        head: Parts,
+        (head, facts): (Parts, HeadFacts),
         body: Incoming,
         conn: &Conn,
         trace: &mut Trace,
         caller: &mut Caller,
-    ) -> Result<Served, Fault> {
-        let facts = head.extensions.get::<HeadFacts>().copied();
+    ) -> Result<Served, (Fault, ErrorShape)> {
+        let hint = |head: &Parts| {
+            let provider = self.routes.provider_hint(head);
+            provider.map_or(ErrorShape::OpenAi, |provider| provider.error_shape)
+        };
         // Unscanned is as good as seen: a chunked request whose head nobody looked at is not repaired.
-        let saw_length = facts.is_some_and(|facts| facts.saw_length || !facts.scanned);
-        if facts.is_some_and(|facts| facts.too_large) {
+        let saw_length = facts.saw_length || !facts.scanned;
+        if facts.too_large {
             let why = "the request head is larger than limits.max_header_bytes or has more lines than limits.max_headers";
-            return Err(Fault::new(Code::HeaderTooLarge, why));
+            return Err((Fault::new(Code::HeaderTooLarge, why), hint(&head)));
         }
         let plan = self.routes.find(&head, saw_length, came_from(conn), caller);
         // Also where the request is refused: people must see which app it was.
         trace.of(&caller.app, None);
-        let plan = plan?;
-        tokio::select! {
+        let plan = plan.map_err(|fault| (fault, hint(&head)))?;
+        let shape = match &plan {
+            Plan::Lend(route) => route.provider().error_shape,
+            _ => hint(&head),
+        };
+        let served = tokio::select! {
             biased;
             () = caller.standing.revoked() => Err(caller.revoked()),
             served = self.carry_out(plan, head, body, trace) => served,
-        }
+        };
+        served.map_err(|fault| (fault, shape))
     }
 
     /// What was found that the request asks for.
@@ -196,9 +207,9 @@ impl Rooms {
                 trace.of(&route.app, Some(&route.provider().name));
                 self.lend(head, body, &route, trace).await
             }
-            Plan::Pass { target, app } => {
+            Plan::Pass { target, websocket, app } => {
                 trace.of(&app, None);
-                let request = outgoing::for_other_host(head, target, self.routes.apps());
+                let request = outgoing::for_other_host(head, target, websocket, self.routes.apps());
                 let body = self.body(body, 0, None);
                 let answer =
                     self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
@@ -224,7 +235,7 @@ impl Rooms {
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
         let body = self.body(body, retry.max_body, Some(route.provider().clone()));
-        let model = match route.model_in_path().or_else(|| route.model_in_handshake(&head.headers)) {
+        let model = match route.model_in_path().or_else(|| route.model_in_handshake()) {
             Some(model) => model,
             None => self.read_model(route, &head, &body).await?,
         };
@@ -235,7 +246,7 @@ impl Rooms {
         }
         let until = tokio::time::Instant::now() + route.max_wait;
         // On HTTP/2 reading sends nothing, so nothing is waited with.
-        let expects = head.version < Version::HTTP_2 && head.headers.contains_key(EXPECT);
+        let expects = head.version < Version::HTTP_2 && fields::has(&head.headers, &EXPECT);
         let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
@@ -425,7 +436,7 @@ impl Rooms {
         head.version = Version::HTTP_11;
         trace.answered(head.status.as_u16(), class);
         if self.config.listen.response_headers && trace.attempts() > 0 {
-            head.headers.insert("x-lessor-attempts", trace.attempts().into());
+            head.headers.insert(ATTEMPTS, counted(trace.attempts()));
         }
         let ticket = Ticket::new(in_use, standing, trace, mask, filter);
         let body = Held::new(ahead, rest, self.config.timeouts.idle, ticket);
@@ -457,6 +468,16 @@ impl Rooms {
             }
         });
         Response::new(AnswerBody::own(Bytes::new()))
+    }
+}
+
+/// Attempts, as a header says them; text is made for unusually many alone.
+fn counted(attempts: u32) -> HeaderValue {
+    match attempts {
+        1 => HeaderValue::from_static("1"),
+        2 => HeaderValue::from_static("2"),
+        3 => HeaderValue::from_static("3"),
+        more => more.into(),
     }
 }
 

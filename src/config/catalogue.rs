@@ -4,7 +4,7 @@
 //! Both have one schema, [`RawProvider`], so whatever the catalogue says a user can say better. A
 //! compiled provider is a sound one: every mistake in its table was found, each with its field.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use http::{HeaderName, header};
@@ -86,11 +86,11 @@ pub fn credential_headers() -> &'static [HeaderName] {
     &HEADERS
 }
 
-/// Whether it is one of them.
-pub fn is_credential_header(name: &HeaderName) -> bool {
-    static NAMES: LazyLock<HashSet<&HeaderName, foldhash::fast::RandomState>> =
-        LazyLock::new(|| credential_headers().iter().collect());
-    NAMES.contains(name)
+/// Whether a name, in lower case, is one of them. They are so few that to compare them costs less than to hash one.
+pub fn is_credential_header(name: &str) -> bool {
+    static NAMES: LazyLock<Vec<&str>> =
+        LazyLock::new(|| credential_headers().iter().map(HeaderName::as_str).collect());
+    NAMES.contains(&name)
 }
 
 /// Every query parameter in which some provider of the catalogue looks for a credential.

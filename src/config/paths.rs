@@ -48,11 +48,12 @@ impl PathPattern {
     }
 
     /// Whether it fits a path of these segments, which are in lower case.
-    pub fn fits<'a>(&self, path: impl IntoIterator<Item = &'a [u8]>) -> bool {
-        let mut path = path.into_iter();
-        let mut each = self.segments.iter();
-        each.all(|want| path.next().is_some_and(|is| want == "*" || want.as_bytes() == is))
-            && (self.below || path.next().is_none())
+    pub fn fits(&self, path: &[impl AsRef<[u8]>]) -> bool {
+        let long_enough =
+            if self.below { path.len() >= self.segments.len() } else { path.len() == self.segments.len() };
+        let fits = |at: usize| self.segments[at].as_bytes() == path[at].as_ref() || self.segments[at] == "*";
+        // From the last: most paths begin alike.
+        long_enough && (0..self.segments.len()).rev().all(fits)
     }
 }
 
@@ -68,8 +69,8 @@ mod tests {
     use super::*;
 
     fn fits(pattern: &str, path: &str) -> bool {
-        let path = path.split('/').filter(|one| !one.is_empty()).map(str::as_bytes);
-        PathPattern::parse(pattern).unwrap().fits(path)
+        let path: Vec<&str> = path.split('/').filter(|one| !one.is_empty()).collect();
+        PathPattern::parse(pattern).unwrap().fits(&path)
     }
 
     #[test]

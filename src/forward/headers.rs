@@ -7,9 +7,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version};
 use crate::fields;
 
 /// Whether a field is meant for the next hop alone (RFC 9110, section 7.6.1).
-fn is_hop_by_hop(name: &HeaderName) -> bool {
+fn is_hop_by_hop(name: &str) -> bool {
     matches!(
-        name.as_str(),
+        name,
         "connection"
             | "keep-alive"
             | "proxy-connection"
@@ -21,10 +21,10 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
-/// Takes out what `Connection` lists. Framing and `Host` are not a client's to remove by this: hyper
-/// writes them anew, and without the length a body would go out in another framing than it came.
+/// Takes out what `Connection` lists. Framing and `Host` are not a client's to remove by this: they are
+/// written anew, and without the length a body would go out in another framing than it came.
 fn strip_listed(headers: &mut HeaderMap) {
-    if !headers.contains_key(CONNECTION) {
+    if !fields::has(headers, &CONNECTION) {
         return;
     }
     let listed: Vec<HeaderName> = headers
@@ -40,12 +40,25 @@ fn strip_listed(headers: &mut HeaderMap) {
     }
 }
 
-/// A request's headers as they go on, from a client that spoke `version`.
-pub fn strip_request(headers: &mut HeaderMap, version: Version) {
-    strip_hop_by_hop(headers);
+/// A request's headers as they go on to `host`, from a client that spoke `version`; without those, too, whose
+/// name `goes`.
+pub fn strip_request(
+    headers: &mut HeaderMap,
+    version: Version,
+    host: HeaderValue,
+    goes: impl Fn(&str) -> bool,
+) {
+    strip_hop_by_hop(headers, goes);
+    // In place of the caller's, which named lessor.
+    headers.insert(HOST, host);
     if version == Version::HTTP_2 {
         join_cookies(headers);
     }
+}
+
+/// A request's trailers as they go on.
+pub fn strip_trailers(trailers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
+    strip_hop_by_hop(trailers, |name| name == "host" || goes(name));
 }
 
 /// HTTP/2 may split a cookie into lines, which HTTP/1.1 does not know (RFC 9113, section 8.2.3).
@@ -60,19 +73,17 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// What is meant for the next hop alone, out of a request's headers. `TE: trailers` alone survives, since it is the only way to ask
-/// the provider for trailers.
-pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let wants_trailers = headers.get_all(TE).iter().any(|value| {
-        value
-            .to_str()
-            .unwrap_or_default()
-            .split(',')
-            .any(|token| token.trim().eq_ignore_ascii_case("trailers"))
-    });
+/// Takes out what is meant for the next hop alone, and what `goes`. `TE: trailers` alone survives, since it is the
+/// only way to ask the provider for trailers.
+fn strip_hop_by_hop(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
+    let asks = |value: &HeaderValue| {
+        let mut tokens = value.to_str().unwrap_or_default().split(',');
+        tokens.any(|token| token.trim().eq_ignore_ascii_case("trailers"))
+    };
+    let wants_trailers = fields::has(headers, &TE) && headers.get_all(TE).iter().any(asks);
     strip_listed(headers);
     fields::remove(headers, |name| {
-        is_hop_by_hop(name) || matches!(name.as_str(), "http2-settings" | "expect" | "host")
+        is_hop_by_hop(name) || matches!(name, "http2-settings" | "expect") || goes(name)
     });
     if wants_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
@@ -82,7 +93,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// An answer's headers as they go on; `Trailer` stays, it is end to end. Where the head carried a transfer coding, a length beside it is
 /// false and goes too.
 pub fn strip_response(headers: &mut HeaderMap) {
-    let coded = headers.contains_key(TRANSFER_ENCODING);
+    let coded = fields::has(headers, &TRANSFER_ENCODING);
     strip_listed(headers);
     fields::remove(headers, is_hop_by_hop);
     if coded {
@@ -103,10 +114,25 @@ pub fn is_websocket(headers: &HeaderMap) -> bool {
     only.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
+/// Whether a head says this length, in the only spelling that all read alike.
+pub fn says_length(headers: &HeaderMap, length: u64) -> bool {
+    let mut all = headers.get_all(CONTENT_LENGTH).iter();
+    let only = all.next().filter(|_| all.next().is_none()).map(HeaderValue::as_bytes);
+    only.is_some_and(|text| match text {
+        b"0" => length == 0,
+        [b'1'..=b'9', ..] => std::str::from_utf8(text).is_ok_and(|text| text.parse() == Ok(length)),
+        _ => false,
+    })
+}
+
 /// Whether an answer's body is coded in a way that was lost when it was decoded as chunked.
 pub fn has_foreign_coding(headers: &HeaderMap) -> bool {
-    headers.get_all(TRANSFER_ENCODING).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"chunked"))
-        || headers.get_all(TRANSFER_ENCODING).iter().count() > 1
+    if !fields::has(headers, &TRANSFER_ENCODING) {
+        return false;
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let only = codings.next().filter(|_| codings.next().is_none());
+    !only.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
 #[cfg(test)]
@@ -115,6 +141,10 @@ mod tests {
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         lines.iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v))).collect()
+    }
+
+    fn strip(headers: &mut HeaderMap, version: Version) {
+        strip_request(headers, version, HeaderValue::from_static("api"), |_| false);
     }
 
     #[test]
@@ -126,21 +156,34 @@ mod tests {
             ("content-length", "5"),
             ("te", "gzip, trailers"),
             ("proxy-connection", "keep-alive"),
+            ("host", "lessor"),
             ("accept", "*/*"),
         ]);
-        strip_request(&mut headers, Version::HTTP_11);
-        assert_eq!(headers, map(&[("content-length", "5"), ("accept", "*/*"), ("te", "trailers")]));
+        strip(&mut headers, Version::HTTP_11);
+        let left = [("host", "api"), ("content-length", "5"), ("accept", "*/*"), ("te", "trailers")];
+        assert_eq!(headers, map(&left));
     }
 
     #[test]
     fn a_cookie_that_http2_split_is_one_line_again() {
-        let split = [("cookie", "a=1"), ("accept", "*/*"), ("cookie", "b=2")];
+        let split = [("cookie", "a=1"), ("host", "api"), ("cookie", "b=2")];
         let mut headers = map(&split);
-        strip_request(&mut headers, Version::HTTP_2);
-        assert_eq!(headers, map(&[("cookie", "a=1; b=2"), ("accept", "*/*")]));
+        strip(&mut headers, Version::HTTP_2);
+        assert_eq!(headers, map(&[("cookie", "a=1; b=2"), ("host", "api")]));
         let mut headers = map(&split);
-        strip_request(&mut headers, Version::HTTP_11);
+        strip(&mut headers, Version::HTTP_11);
         assert_eq!(headers, map(&split));
+    }
+
+    #[test]
+    fn a_length_is_said_in_one_spelling_alone() {
+        assert!(says_length(&map(&[("content-length", "0")]), 0));
+        assert!(says_length(&map(&[("content-length", "10")]), 10));
+        for other in ["010", "+10", "10, 10", "11", "", " 10", "1_0"] {
+            assert!(!says_length(&map(&[("content-length", other)]), 10), "{other}");
+        }
+        assert!(!says_length(&map(&[("content-length", "10"), ("content-length", "10")]), 10));
+        assert!(!says_length(&map(&[]), 0));
     }
 
     #[test]

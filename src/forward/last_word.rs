@@ -100,8 +100,9 @@ impl<T: Write + Unpin> Write for LastWord<T> {
     }
 }
 
-impl<T: Connection> Connection for LastWord<T> {
+impl<T> Connection for LastWord<T> {
+    /// Not `inner`'s word, which puts its addresses into the extensions of each answer, where nobody reads them.
     fn connected(&self) -> Connected {
-        self.inner.connected()
+        Connected::new()
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
 use http::uri::Authority;
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
@@ -186,11 +186,10 @@ impl Upstreams {
     pub async fn send(
         &self,
         provider: &ProviderName,
-        mut request: Request<()>,
+        request: Request<()>,
         body: &Replay,
     ) -> Result<Response<Incoming>, SendError> {
         let (host, upgrade) = (Host::of(request.uri()), asks_upgrade(&request));
-        host.name_in(&mut request);
         match self.providers.get(provider) {
             Some((_, client)) => {
                 self.answer(client.request(with_body(request, body)), host, body, upgrade).await
@@ -324,64 +323,24 @@ impl Host {
     fn name(&self) -> String {
         self.0.as_ref().map_or_else(String::new, Authority::to_string)
     }
-
-    /// Says it in the request, where that is the authority as it stands. Elsewhere the client does: it leaves out a
-    /// port that goes without saying, and puts the rest together anew for each request.
-    fn name_in<B>(&self, request: &mut Request<B>) {
-        let Some(authority) = &self.0 else { return };
-        let text = authority.as_str();
-        let is_it = match authority.port() {
-            None => text == authority.host(),
-            Some(port) => {
-                let said = !matches!(port.as_str(), "80" | "443") && !port.as_str().starts_with('0');
-                said && text.len() == authority.host().len() + ":".len() + port.as_str().len()
-            }
-        };
-        if let Some(value) = is_it.then(|| HeaderValue::from_str(text).ok()).flatten() {
-            request.headers_mut().entry(HOST).or_insert(value);
-        }
-    }
 }
 
 /// The request with its body, and with framing said where hyper would otherwise drop a body in silence
 /// (a GET whose length is not known).
 fn with_body(mut request: Request<()>, body: &Replay) -> Request<ReplayBody> {
     let body = body.body();
-    if let Some(length) = body.size_hint().exact().filter(|_| request.headers().contains_key(CONTENT_LENGTH))
-    {
+    let headers = request.headers_mut();
+    match body.size_hint().exact() {
         // As it was understood, not as it was spelt (`010`, `5, 5`).
-        request.headers_mut().insert(CONTENT_LENGTH, length.into());
-    }
-    if !body.is_end_stream() && body.size_hint().exact().is_none() {
-        request.headers_mut().remove(CONTENT_LENGTH);
-        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-    }
-    request.map(|()| body)
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)] // a test that fails may panic
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_authority_is_the_host_where_the_client_would_say_it_so_and_else_is_left_to_it() {
-        for (to, host) in [
-            ("https://api.example.com/v1", Some("api.example.com")),
-            ("http://127.0.0.1:8000/v1", Some("127.0.0.1:8000")),
-            ("https://[2001:db8::1]:8443/", Some("[2001:db8::1]:8443")),
-            ("https://[2001:db8::1]/", Some("[2001:db8::1]")),
-            ("https://api.example.com:443/", None),
-            ("http://api.example.com:80/", None),
-            ("http://api.example.com:080/", None),
-            ("https://user@api.example.com:8443/", None),
-            ("https://user@api.example.com/", None),
-            ("https://api.example.com:/", None),
-        ] {
-            let mut request = Request::get(to).body(()).unwrap();
-            Host::of(request.uri()).name_in(&mut request);
-            let named = request.headers().get(HOST).map(|value| value.to_str().unwrap());
-            assert_eq!(named, host, "{to}");
+        Some(length) if !headers::says_length(headers, length) && headers.contains_key(CONTENT_LENGTH) => {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        Some(_) => {}
+        None if body.is_end_stream() => {}
+        None => {
+            headers.remove(CONTENT_LENGTH);
+            headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
     }
+    request.map(|()| body)
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderValue, Uri};
 use zeroize::Zeroizing;
 
 use crate::config::{Injection, KeyConfig, KeyHeader, Place, Provider, catalogue, places};
@@ -23,14 +23,31 @@ const LONGEST_ENCODED: usize = 3;
 /// Headers that steer lessor start so, and are never forwarded.
 const OWN_PREFIX: &str = "x-lessor-";
 
-/// Removes `X-Lessor-*` and every credential header any provider knows, save those in `keep`.
-pub fn strip_headers(headers: &mut HeaderMap, keep: &[String]) {
-    let kept = |name: &HeaderName| keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str()));
-    fields::remove(headers, |name| is_own(name) || (catalogue::is_credential_header(name) && !kept(name)));
+/// Whether a caller's header goes to no provider: one that steers lessor, or a credential for any provider of
+/// the catalogue that `keep` does not name.
+pub fn never_leaves(name: &str, keep: &[String]) -> bool {
+    is_own(name) || (catalogue::is_credential_header(name) && !is_kept(name, keep))
 }
 
-fn is_own(name: &HeaderName) -> bool {
-    name.as_str().starts_with(OWN_PREFIX)
+/// Whether it steers lessor.
+pub fn is_own(name: &str) -> bool {
+    name.starts_with(OWN_PREFIX)
+}
+
+/// Whether the caller's own header of this name is left alone.
+fn is_kept(name: &str, keep: &[String]) -> bool {
+    keep.iter().any(|kept| kept.eq_ignore_ascii_case(name))
+}
+
+/// Whether one of these ways puts something into a header of this name.
+pub fn carries(all: &[Injection], name: &str) -> bool {
+    places(all).filter_map(Place::header).any(|place| place.as_str() == name)
+}
+
+/// Whether a header of this name carries the provider's credential, and the caller's is not left alone: what is
+/// put in takes its place, or it is taken out then.
+pub fn is_replaced(name: &str, provider: &Provider) -> bool {
+    carries(&provider.inject, name) && !is_kept(name, &provider.keep)
 }
 
 /// Removes `X-Lessor-*`.
@@ -40,7 +57,7 @@ pub fn strip_own(headers: &mut HeaderMap) {
 
 /// Removes the WebSocket subprotocols for which `goes` holds; the others stay byte for byte.
 pub fn strip_subprotocols(headers: &mut HeaderMap, goes: impl Fn(&[u8]) -> bool) {
-    if !headers.contains_key(SEC_WEBSOCKET_PROTOCOL) {
+    if !fields::has(headers, &SEC_WEBSOCKET_PROTOCOL) {
         return;
     }
     let members = |line: &HeaderValue| line.as_bytes().split(|byte| *byte == b',').any(&goes);
@@ -70,24 +87,20 @@ fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str
     Cow::Owned(kept.join("&"))
 }
 
-/// Removes the headers that carry this provider's or this key's credential; what is put in comes after.
-pub fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig) {
+/// Removes the headers that carry this provider's or this key's credential, save those that are `put` in anew.
+fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig, put: &[Place]) {
     for name in places(&provider.inject).chain(places(&key.inject)).filter_map(Place::header) {
-        if !keeps(provider, name) {
+        let comes = put.iter().any(|place| place.header() == Some(name));
+        if !comes && !is_kept(name.as_str(), &provider.keep) {
             headers.remove(name);
         }
     }
 }
 
-/// Whether the caller's own header of this name is left alone.
-fn keeps(provider: &Provider, name: &HeaderName) -> bool {
-    provider.keep.iter().any(|kept| kept.eq_ignore_ascii_case(name.as_str()))
-}
-
 /// Puts the key's own headers in, in place of the caller's of the same names, save those that `keep` names.
 fn put_own_headers(provider: &Provider, key: &KeyConfig, headers: &mut HeaderMap) {
     for KeyHeader { name, value } in &key.headers {
-        if headers.contains_key(name) && keeps(provider, name) {
+        if headers.contains_key(name) && is_kept(name.as_str(), &provider.keep) {
             continue;
         }
         if headers.insert(name, value.clone()).is_some() {
@@ -96,8 +109,8 @@ fn put_own_headers(provider: &Provider, key: &KeyConfig, headers: &mut HeaderMap
     }
 }
 
-/// Puts `key` into a request for `path` (provider-relative), whose headers were stripped before, and its own
-/// headers. Gives the target to send to. `is_credential` tells a query's raw pair that must go.
+/// Puts `key` into a request for `path` (provider-relative), and its own headers, in place of what the caller sent
+/// there. Gives the target to send to. `is_credential` tells a query's raw pair that must go.
 pub fn put(
     provider: &Provider,
     key: &KeyConfig,
@@ -110,8 +123,10 @@ pub fn put(
     let stripped = target.query().map(|query| strip_query(query, is_credential));
     let mut changed = matches!(stripped, Some(Cow::Owned(_)));
     let mut query = Zeroizing::new(stripped.map_or_else(String::new, Cow::into_owned));
+    let injection = injection_for(key, path)?;
+    strip_places(headers, provider, key, &injection.places);
     put_own_headers(provider, key, headers);
-    for place in &injection_for(key, path)?.places {
+    for place in &injection.places {
         let mut text = place.format().fill(secret).map_err(|why| refused(&format!("its secret {why}")))?;
         match place {
             Place::Header { name, .. } => {

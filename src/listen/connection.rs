@@ -161,13 +161,12 @@ impl<S: Serve> Serving<S> {
         let signals = self.conn.signals.clone();
         let facts = signals.begin(request.body().is_end_stream());
         let old = request.version() == Version::HTTP_10;
-        request.extensions_mut().insert(facts);
         if let Some(inside) = inside {
             request.extensions_mut().insert(inside);
         }
         let connect = request.method() == Method::CONNECT;
         let upgrade = request.extensions().get::<OnUpgrade>().cloned().filter(|_| connect);
-        let mut response = self.service.serve(request, self.conn.clone()).await;
+        let mut response = self.service.serve(request, facts, self.conn.clone()).await;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if switched || (connect && response.status().is_success()) {
             signals.hand_over();

@@ -46,20 +46,30 @@ impl HeadScan {
                     None => return found,
                 },
                 Line::Matches(done) => {
-                    let Some((&byte, after)) = rest.split_first() else { return found };
-                    self.line = match byte {
-                        b'\r' if done == 0 => Line::Matches(0),
-                        b'\n' if done == 0 && self.begun => Line::Over,
-                        b'\n' => Line::Matches(0),
-                        _ if byte.to_ascii_lowercase() == NAME[done] => Line::Matches(done + 1),
-                        _ => Line::Other,
-                    };
-                    self.begun |= !matches!(byte, b'\r' | b'\n');
-                    if self.line == Line::Matches(NAME.len()) {
+                    let Some(&byte) = rest.first() else { return found };
+                    if done == 0 && matches!(byte, b'\r' | b'\n') {
+                        rest = &rest[1..];
+                        if byte == b'\n' && self.begun {
+                            self.line = Line::Over;
+                        }
+                        continue;
+                    }
+                    self.begun = true;
+                    let more = rest.len().min(NAME.len() - done);
+                    // Most lines differ in their first byte.
+                    if byte.to_ascii_lowercase() != NAME[done]
+                        || !rest[..more].eq_ignore_ascii_case(&NAME[done..done + more])
+                    {
+                        // Nothing is passed over: the line's end may be among what was looked at.
+                        self.line = Line::Other;
+                        continue;
+                    }
+                    rest = &rest[more..];
+                    self.line = Line::Matches(done + more);
+                    if done + more == NAME.len() {
                         found = true;
                         self.line = Line::Other;
                     }
-                    rest = after;
                 }
             }
         }

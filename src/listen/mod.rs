@@ -247,7 +247,7 @@ impl Conn {
     }
 }
 
-/// What hyper cannot say about a request; in its extensions.
+/// What hyper cannot say about a request.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadFacts {
     /// The head had a `content-length` line, even where hyper dropped it.
@@ -267,6 +267,7 @@ pub trait Serve: Clone + Send + Sync + 'static {
     fn serve(
         &self,
         request: Request<Incoming>,
+        facts: HeadFacts,
         conn: Conn,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }

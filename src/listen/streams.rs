@@ -127,14 +127,14 @@ impl<S: Serve> Serving<S> {
         streams.called(stream.clone());
         let too_large = is_too_large(&request, self.limits);
         // The codec has held the length against the body, and refuses transfer codings.
-        request.extensions_mut().insert(HeadFacts { saw_length: false, scanned: true, too_large });
+        let facts = HeadFacts { saw_length: false, scanned: true, too_large };
         if let Some(inside) = inside {
             request.extensions_mut().insert(inside);
         }
         let conn = Conn { signals: stream.signals.clone(), ..self.conn.clone() };
         let service = self.service.clone();
         async move {
-            let response = service.serve(request, conn).await;
+            let response = service.serve(request, facts, conn).await;
             Ok(response.map(|body| Streamed { body, stream }))
         }
     }

@@ -11,6 +11,7 @@ use http::{HeaderMap, header};
 use super::body::{Body, scalar};
 use super::calendar::{self, days_since_epoch};
 use crate::config::{Provider, Rule, Wait, WaitFormat, WaitPlace, Window};
+use crate::fields;
 use crate::model::Class;
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -84,7 +85,7 @@ pub(super) fn ahead<'a>(
 /// Whether a wait's place is there at all, as far as a head tells.
 fn is_there(wait: &Wait, headers: &HeaderMap) -> bool {
     match &wait.from {
-        WaitPlace::Header(name) => headers.contains_key(name),
+        WaitPlace::Header(name) => fields::has(headers, name),
         WaitPlace::Body(_) | WaitPlace::Phrase(..) => true,
     }
 }

@@ -184,7 +184,7 @@ impl Mask {
     fn headers(&self, headers: &mut HeaderMap, place: Scrubbed) {
         let needles = &*self.needles;
         let mut count = fields::remove(headers, |name| {
-            needles.names.contains(name) || needles.head.is_in_name(name.as_str())
+            needles.names.iter().any(|hidden| hidden.as_str() == name) || needles.head.is_in_name(name)
         });
         for value in headers.values_mut() {
             if let Some((masked, found)) = needles.head.mask(value.as_bytes()) {

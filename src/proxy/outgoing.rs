@@ -8,10 +8,10 @@ use crate::config::{Compressed, Place, Provider, Scrub, catalogue, places};
 use crate::forward::headers;
 use crate::inject;
 use crate::model::{Code, Fault};
+use crate::route::Route;
 use crate::route::apps::Apps;
 use crate::route::ring::RingKey;
-use crate::route::target::Pair;
-use crate::route::{self, Route};
+use crate::route::target::{Pair, host_header};
 use crate::scrub;
 
 /// What is the same in every sending of one request.
@@ -23,26 +23,27 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Everything that must not leave is gone from it.
+    /// Everything that must not leave is gone from it, but for what the key takes the place of.
     pub(super) fn new(head: Parts, route: &Route, apps: &Apps, compressed: Compressed) -> Self {
-        let websocket = route::asks_upgrade(&head.headers);
         let (mut fields, provider) = (head.headers, route.provider());
-        headers::strip_request(&mut fields, head.version);
-        inject::strip_headers(&mut fields, &provider.keep);
+        let replaced = |name: &str| inject::is_replaced(name, provider);
+        headers::strip_request(&mut fields, head.version, route.host.clone(), |name| {
+            inject::never_leaves(name, &provider.keep) && !replaced(name)
+        });
         inject::strip_subprotocols(&mut fields, |member| is_credential(member, provider));
-        strip_tokens(&mut fields, apps);
+        strip_tokens(&mut fields, apps, replaced);
         if compressed == Compressed::Decode && provider.scrub == Scrub::On {
             // What comes in a coding that cannot be taken off cannot be looked into either.
             scrub::keep_decodable(&mut fields);
             // What no side offers is not agreed on, so messages come as they are.
             fields.remove(SEC_WEBSOCKET_EXTENSIONS);
         }
-        Self { method: head.method, headers: fields, websocket }
+        Self { method: head.method, headers: fields, websocket: route.websocket }
     }
 
     /// Whether it offers WebSocket extensions to the provider.
     pub(super) fn offers_extensions(&self) -> bool {
-        self.headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
+        self.websocket && self.headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
     }
 
     pub(super) fn headers(&self) -> &HeaderMap {
@@ -73,32 +74,30 @@ impl Outgoing {
         if self.websocket {
             headers::put_websocket(&mut fields);
         }
-        inject::strip_places(&mut fields, provider, &key.config);
         let target =
-            inject::put(provider, &key.config, &route.path, &route.target, &mut fields, is_credential)?;
+            inject::put(provider, &key.config, route.path(), &route.target, &mut fields, is_credential)?;
         Ok(request(self.method.clone(), target, fields))
     }
 }
 
 /// A request for a host that is no provider's: as it is, less what is hop-by-hop or lessor's own.
-pub(super) fn for_other_host(head: Parts, target: Uri, apps: &Apps) -> Request<()> {
-    let websocket = route::asks_upgrade(&head.headers);
+pub(super) fn for_other_host(head: Parts, target: Uri, websocket: bool, apps: &Apps) -> Request<()> {
     let mut fields = head.headers;
-    headers::strip_request(&mut fields, head.version);
-    inject::strip_own(&mut fields);
-    strip_tokens(&mut fields, apps);
+    headers::strip_request(&mut fields, head.version, host_header(&target), inject::is_own);
+    strip_tokens(&mut fields, apps, |_| false);
     if websocket {
         headers::put_websocket(&mut fields);
     }
     request(head.method, target, fields)
 }
 
-/// An app's token is for lessor alone, also where a credential place is kept or is another host's.
-fn strip_tokens(fields: &mut HeaderMap, apps: &Apps) {
+/// An app's token is for lessor alone, also where a credential place is kept or is another host's; not so where
+/// it is `replaced` anyway.
+fn strip_tokens(fields: &mut HeaderMap, apps: &Apps, replaced: impl Fn(&str) -> bool) {
     if !apps.required() {
         return;
     }
-    for name in catalogue::credential_headers() {
+    for name in catalogue::credential_headers().iter().filter(|name| !replaced(name.as_str())) {
         if fields.get_all(name).iter().any(|value| apps.is_token(value.as_bytes())) {
             fields.remove(name);
         }
@@ -121,11 +120,9 @@ fn is_credential(member: &[u8], provider: &Provider) -> bool {
 
 /// Trailers as they leave: nothing that could not be a header of the request.
 pub(super) fn strip_trailers(trailers: &mut HeaderMap, to: Option<&Provider>) {
-    headers::strip_hop_by_hop(trailers);
-    inject::strip_headers(trailers, &[]);
-    for name in to.into_iter().flat_map(|provider| places(&provider.inject)).filter_map(Place::header) {
-        trailers.remove(name);
-    }
+    headers::strip_trailers(trailers, |name| {
+        inject::never_leaves(name, &[]) || to.is_some_and(|to| inject::carries(&to.inject, name))
+    });
 }
 
 fn request(method: Method, target: Uri, fields: HeaderMap) -> Request<()> {

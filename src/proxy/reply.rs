@@ -84,9 +84,8 @@ impl Reply {
         self.mask = mask;
         let headers = &mut self.head.headers;
         if tell {
-            let id = |text: &str| HeaderValue::from_str(text).ok();
-            let key = id(in_use.lease.key().as_str());
-            let lease = id(in_use.lease.id().text(&mut [0; LeaseId::LENGTH]));
+            let key = in_use.key().map(|key| key.shown.clone());
+            let lease = HeaderValue::from_str(in_use.lease.id().text(&mut [0; LeaseId::LENGTH])).ok();
             for (name, value) in [(KEY, key), (LEASE, lease)] {
                 if let Some(value) = value {
                     headers.insert(name, value);
@@ -114,6 +113,9 @@ impl Reply {
 
 /// The data of frames that were read ahead, in one piece; at most a little above [`outcome::MAX_BODY`].
 fn bytes_of(ahead: &Ahead) -> Bytes {
+    if ahead.is_empty() {
+        return Bytes::new();
+    }
     let mut seen = BytesMut::new();
     for data in ahead.iter().flatten().filter_map(Frame::data_ref) {
         seen.extend_from_slice(data);

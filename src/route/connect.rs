@@ -73,8 +73,8 @@ impl Routes {
             let why = format!("{} is no longer a host of a provider that is served", inside.host);
             return Err(Fault::new(Code::DestinationDenied, why));
         };
-        let target = forward_target(&keys.provider, &inside.host, path, head.uri.query())?;
-        self.lend(head, keys, Mode::Connect, target, path.to_owned(), app)
+        let to = forward_target(&keys, &inside.host, path, head.uri.query())?;
+        self.lend(head, keys, Mode::Connect, to, path, app)
     }
 }
 

@@ -36,7 +36,7 @@ fn denied_as<'p>(provider: &'p Provider, base: &Reading<'_>, path: &[u8]) -> Opt
 
 /// The pattern that denies this reading; an exception counts for the very reading that it fits.
 fn denies<'p>(provider: &'p Provider, segments: &[Cow<'_, [u8]>]) -> Option<&'p PathPattern> {
-    let fits = |pattern: &&PathPattern| pattern.fits(segments.iter().map(|segment| &**segment));
+    let fits = |pattern: &&PathPattern| pattern.fits(segments);
     if provider.allow_paths.iter().any(|pattern| fits(&pattern)) {
         return None;
     }
@@ -60,18 +60,11 @@ struct Reading<'p>(Vec<Cow<'p, [u8]>>);
 
 impl<'p> Reading<'p> {
     fn of(path: &'p [u8]) -> Self {
-        let mut segments: Vec<Cow<'p, [u8]>> = Vec::with_capacity(8);
+        let mut segments: Vec<Cow<'p, [u8]>> = Vec::new();
         // What a decoded `?` or `#` begins is no path any more for who reads it again.
-        let end = path.iter().position(|byte| b"?#".contains(byte)).unwrap_or(path.len());
-        for segment in path[..end].split(|byte| b"/\\".contains(byte)) {
-            let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
-            // Blanks and control characters are cut off or skipped by some.
-            let is_visible = |byte: &u8| *byte > b' ' && *byte != 0x7f;
-            let name = if name.iter().all(|byte| is_visible(byte) && !byte.is_ascii_uppercase()) {
-                Cow::Borrowed(name)
-            } else {
-                name.iter().filter(|byte| is_visible(byte)).map(u8::to_ascii_lowercase).collect()
-            };
+        let end = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
+        for segment in path[..end].split(|byte| matches!(byte, b'/' | b'\\')) {
+            let name = name_of(segment);
             match &*name {
                 b"" | b"." => {}
                 b".." => {
@@ -89,6 +82,17 @@ impl<'p> Reading<'p> {
         let shared = self.0.iter().zip(&base.0).take_while(|(own, its)| own == its).count();
         (0..=shared).map(|cut| &self.0[cut..])
     }
+}
+
+/// A segment without its parameters, in lower case, and without blanks and control characters: some cut those off
+/// or skip them.
+fn name_of(segment: &[u8]) -> Cow<'_, [u8]> {
+    if segment.iter().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.')) {
+        return Cow::Borrowed(segment);
+    }
+    let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
+    let visible = name.iter().filter(|byte| **byte > b' ' && **byte != 0x7f);
+    visible.map(u8::to_ascii_lowercase).collect()
 }
 
 fn hex(byte: Option<&u8>) -> Option<u8> {

@@ -11,9 +11,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{HOST, ORIGIN, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderName, Method, Uri, Version, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, request::Parts};
 
 use crate::config::{AppConfig, Config, ModelAfter, Provider};
+use crate::fields;
 use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, ProviderName, Site};
 
 pub mod apps;
@@ -29,12 +30,11 @@ mod standing;
 pub mod target;
 mod upgrade;
 
-pub use upgrade::asks_upgrade;
-
 use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Providers, Ring};
 pub use standing::Standing;
-use target::{host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
+use target::{host_header, host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
+use upgrade::asks_upgrade;
 
 /// Headers that steer lessor.
 const POOL: HeaderName = HeaderName::from_static("x-lessor-pool");
@@ -56,6 +56,8 @@ pub enum Plan {
     Pass {
         /// Absolute, `http`.
         target: Uri,
+        /// It asks for a WebSocket.
+        websocket: bool,
         /// Who asks.
         app: AppName,
     },
@@ -119,8 +121,12 @@ pub struct Route {
     pub mode: Mode,
     /// Where it goes: absolute, before injection.
     pub target: Uri,
-    /// The provider-relative path, for rules about paths.
-    pub path: String,
+    /// What `Host` says there.
+    pub host: HeaderValue,
+    /// It asks for a WebSocket.
+    pub websocket: bool,
+    /// Where the provider-relative path begins in the target's.
+    behind: usize,
     /// Who asks.
     pub app: AppName,
     /// The pool it is served from first.
@@ -148,11 +154,16 @@ impl Route {
         &self.keys.provider
     }
 
+    /// The provider-relative path, for rules about paths.
+    pub fn path(&self) -> &str {
+        self.target.path().get(self.behind..).unwrap_or_default()
+    }
+
     /// The model that the path names, where the provider's paths do.
     pub fn model_in_path(&self) -> Option<ModelKnown> {
         let named = |after: &ModelAfter| {
-            let at = self.path.find(&after.part)?;
-            let rest = &self.path[at + after.part.len()..];
+            let at = self.path().find(&after.part)?;
+            let rest = &self.path()[at + after.part.len()..];
             let mut segments = rest.split(['/', ':']);
             let len = segments.by_ref().take(after.segments).map(|segment| segment.len() + 1).sum::<usize>();
             let name = rest.get(..len.checked_sub(1)?)?;
@@ -167,8 +178,8 @@ impl Route {
     }
 
     /// The model that a WebSocket handshake names in its query, where the provider's do.
-    pub fn model_in_handshake(&self, headers: &HeaderMap) -> Option<ModelKnown> {
-        let name = self.provider().model_query.as_ref().filter(|_| asks_upgrade(headers))?;
+    pub fn model_in_handshake(&self) -> Option<ModelKnown> {
+        let name = self.provider().model_query.as_ref().filter(|_| self.websocket)?;
         let pairs = self.target.query()?.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         let mut named = pairs.filter(|(parameter, _)| parameter == name).map(|(_, value)| value);
         let only = named.next().map(|value| Some(value).filter(|_| named.next().is_none()))?;
@@ -180,7 +191,7 @@ impl Route {
     /// How much of the body must be read for its model.
     pub fn model_need(&self, method: &Method, has_body: bool) -> ModelNeed {
         let known_as_without =
-            self.provider().no_model_paths.iter().any(|prefix| self.path.starts_with(prefix));
+            self.provider().no_model_paths.iter().any(|prefix| self.path().starts_with(prefix));
         if !has_body || known_as_without || matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
             ModelNeed::None
         } else if self.keys.models_matter(&self.pool) {
@@ -202,18 +213,14 @@ pub struct Routes {
     keys: Arc<Providers>,
     /// Ports of lessor's own proxy listeners.
     own_ports: Vec<u16>,
-    /// What most clients write as `Host` that have lessor as their base URL.
-    usual_hosts: Vec<String>,
 }
 
 impl Routes {
     /// `own` are the addresses really bound, `before` the callers that were known so far.
     pub fn new(config: Arc<Config>, ring: &Ring, own: &[SocketAddr], before: Option<&Apps>) -> Self {
-        let own_ports: Vec<u16> = own.iter().map(SocketAddr::port).collect();
-        let on_loopback = |port| ["127.0.0.1", "localhost", "[::1]"].map(|name| format!("{name}:{port}"));
-        let usual_hosts = own_ports.iter().flat_map(on_loopback).collect();
+        let own_ports = own.iter().map(SocketAddr::port).collect();
         let apps = Arc::new(Apps::new(&config, before));
-        Self { apps, config, keys: ring.providers(), own_ports, usual_hosts }
+        Self { apps, config, keys: ring.providers(), own_ports }
     }
 
     /// All callers.
@@ -282,13 +289,13 @@ impl Routes {
     /// Whether an HTTP/2 request, which has an authority in any case, is hardly meant for the host that it names: its
     /// path begins as in base-URL mode, and the host is no provider's.
     fn looks_like_base_url(&self, head: &Parts, host: &str) -> bool {
-        let named = || head.uri.path().split('/').nth(1).is_some_and(|name| self.keys.contains_key(name));
+        let named = || self.keys.contains_key(first_segment(head.uri.path()).0);
         head.version == Version::HTTP_2 && !self.config.hosts.contains_key(host) && named()
     }
 
     /// The provider whose errors' shape fits a request, where one can be told.
     pub fn provider_hint(&self, head: &Parts) -> Option<&Arc<Provider>> {
-        let by_path = || self.config.providers.get(head.uri.path().split('/').nth(1)?);
+        let by_path = || self.config.providers.get(first_segment(head.uri.path()).0);
         let by_host = |host: &str| self.config.providers.get(self.config.hosts.get(host)?);
         match head.extensions.get::<Arc<Inside>>() {
             Some(inside) if inside.site.is_own => return by_path(),
@@ -313,11 +320,7 @@ impl Routes {
     fn by_path(&self, head: &Parts, app: &AppConfig) -> Result<Plan, Fault> {
         let path = head.uri.path();
         refuse_dot_segments(path)?;
-        let (name, rest) = match path.strip_prefix('/').map(|path| path.split_once('/').ok_or(path)) {
-            Some(Ok((name, rest))) => (name, &path[path.len() - rest.len() - 1..]),
-            Some(Err(name)) => (name, ""),
-            None => ("", ""),
-        };
+        let (name, rest) = first_segment(path);
         let keys = self.served(name)?;
         let base = &keys.provider.base_url;
         let before = base.path().trim_end_matches('/');
@@ -325,7 +328,8 @@ impl Routes {
             if before.is_empty() { Cow::Borrowed(rest) } else { Cow::Owned([before, rest].concat()) };
         let full = if joined.is_empty() { "/" } else { &*joined };
         let target = build_target(base, None, full, head.uri.query())?;
-        self.lend(head, keys, Mode::BaseUrl, target, rest.to_owned(), app)
+        let to = (target, keys.host.clone());
+        self.lend(head, keys, Mode::BaseUrl, to, rest, app)
     }
 
     fn absolute(
@@ -363,8 +367,8 @@ impl Routes {
             if port != usual {
                 refuse_foreign_port(&keys.provider, &host, port)?;
             }
-            let target = forward_target(&keys.provider, &host, path, head.uri.query())?;
-            return self.lend(head, keys, Mode::Forward, target, path.to_owned(), app);
+            let to = forward_target(&keys, &host, path, head.uri.query())?;
+            return self.lend(head, keys, Mode::Forward, to, path, app);
         }
         if self.looks_like_base_url(head, &host) {
             // Passed on, the request would go, in the clear, to whoever has that name.
@@ -383,7 +387,8 @@ impl Routes {
                 "the query carries an app token, which is for lessor alone",
             ));
         }
-        Ok(Plan::Pass { target: head.uri.clone(), app: app.name.clone() })
+        let websocket = asks_upgrade(&head.headers);
+        Ok(Plan::Pass { target: head.uri.clone(), websocket, app: app.name.clone() })
     }
 
     /// Says who asks, and refuses one that a person revoked.
@@ -397,8 +402,8 @@ impl Routes {
         head: &Parts,
         keys: Arc<ProviderKeys>,
         mode: Mode,
-        target: Uri,
-        path: String,
+        (target, host): (Uri, HeaderValue),
+        path: &str,
         app: &AppConfig,
     ) -> Result<Plan, Fault> {
         let provider = &keys.provider.name;
@@ -408,7 +413,7 @@ impl Routes {
                 format!("app `{}` may not use provider `{provider}`", app.name),
             ));
         }
-        denied::refuse_denied(&keys.provider, target.path(), &path)?;
+        denied::refuse_denied(&keys.provider, target.path(), path)?;
         let pool = self.pool_for(&head.headers, app, &keys)?;
         let pinned = pinned(&head.headers, provider)?;
         let max_wait = match text_of(&head.headers, &MAX_WAIT)? {
@@ -418,8 +423,11 @@ impl Routes {
         Ok(Plan::Lend(Box::new(Route {
             keys,
             mode,
+            // The path goes on as it came, so it ends the target's.
+            behind: target.path().len().saturating_sub(path.len()),
             target,
-            path,
+            host,
+            websocket: asks_upgrade(&head.headers),
             app: app.name.clone(),
             pool,
             pinned,
@@ -520,7 +528,7 @@ impl Routes {
     /// Stops DNS rebinding: a page whose name was pointed here still sends that name. Over a Unix socket
     /// no page can come.
     fn refuse_foreign_host(&self, host: &str, from: From) -> Result<(), Fault> {
-        if self.usual_hosts.iter().any(|usual| usual == host) {
+        if is_usual_host(host) {
             return Ok(());
         }
         let is_plain =
@@ -543,11 +551,10 @@ impl Routes {
         let allowed = |origin: &[u8]| {
             own(origin) || self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin)
         };
-        let origin = headers.get(ORIGIN);
-        let cross = headers.get(FETCH_SITE).is_some_and(|site| site == "cross-site");
-        match origin {
+        let cross = || fields::get(headers, &FETCH_SITE).is_some_and(|site| site == "cross-site");
+        match fields::get(headers, &ORIGIN) {
             Some(origin) if allowed(origin.as_bytes()) => Ok(()),
-            None if !cross => Ok(()),
+            None if !cross() => Ok(()),
             _ => Err(Fault::new(
                 Code::OriginDenied,
                 "a web page elsewhere sent this; name its origin in listen.allow_origins if it may",
@@ -556,20 +563,40 @@ impl Routes {
     }
 }
 
+/// What a path begins with, and the rest from its slash on; both empty where it is no path.
+fn first_segment(path: &str) -> (&str, &str) {
+    let Some(behind) = path.strip_prefix('/') else { return ("", "") };
+    behind.split_at(memchr::memchr(b'/', behind.as_bytes()).unwrap_or(behind.len()))
+}
+
+/// Whether it is what most clients write as `Host` that have lessor as their base URL: told without taking it apart.
+fn is_usual_host(host: &str) -> bool {
+    let name = host.trim_end_matches(|c: char| c.is_ascii_digit()).strip_suffix(':').unwrap_or(host);
+    matches!(name, "127.0.0.1" | "localhost" | "[::1]")
+}
+
 /// Where a proxied request for a provider's host goes: to that host over the provider's own scheme; or,
-/// where the user set `base_url`, there.
-fn forward_target(provider: &Provider, host: &str, path: &str, query: Option<&str>) -> Result<Uri, Fault> {
-    let base = &provider.base_url;
+/// where the user set `base_url`, there. And what `Host` says.
+fn forward_target(
+    keys: &ProviderKeys,
+    host: &str,
+    path: &str,
+    query: Option<&str>,
+) -> Result<(Uri, HeaderValue), Fault> {
+    let (provider, base) = (&keys.provider, &keys.provider.base_url);
     if is_base(provider, host) {
-        return build_target(base, None, path, query);
+        return Ok((build_target(base, None, path, query)?, keys.host.clone()));
     }
     if provider.base_url_is_users {
-        return build_target(base, None, &format!("{}{path}", base.path().trim_end_matches('/')), query);
+        let path = format!("{}{path}", base.path().trim_end_matches('/'));
+        return Ok((build_target(base, None, &path, query)?, keys.host.clone()));
     }
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let authority =
         bracketed.parse().map_err(|_| Fault::new(Code::BadRequest, "the target's host is malformed"))?;
-    build_target(base, Some(authority), path, query)
+    let target = build_target(base, Some(authority), path, query)?;
+    let host = host_header(&target);
+    Ok((target, host))
 }
 
 /// Whether `host` is the one of `base_url`.
@@ -627,6 +654,9 @@ fn host_of(head: &Parts) -> Result<&str, Fault> {
 /// Refuses what different parsers read differently: lengths beside transfer codings, codings other than
 /// one `chunked` (RFC 9112, section 6).
 fn refuse_bad_framing(head: &Parts, saw_length: bool) -> Result<(), Fault> {
+    if !fields::has(&head.headers, &TRANSFER_ENCODING) {
+        return Ok(());
+    }
     let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(()) };
     if saw_length || head.headers.contains_key(http::header::CONTENT_LENGTH) {
@@ -661,6 +691,9 @@ fn refuse_bad_port(authority: &Authority) -> Result<(), Fault> {
 
 /// A steering header's value, when given exactly once.
 fn text_of<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Fault> {
+    if !fields::has(headers, name) {
+        return Ok(None);
+    }
     let mut all = headers.get_all(name).iter();
     match (all.next(), all.next()) {
         (None, _) => Ok(None),

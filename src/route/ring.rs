@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use http::HeaderValue;
 
 use super::pattern::{Known, Patterns};
 use super::rank::{self, Row, Rule, Terms};
 use super::seen::KeyState;
+use super::target::host_header;
 use crate::config::{Config, KeyConfig, Provider, Ranking};
 use crate::model::{
     Candidate, Fingerprint, GroupName, KeyId, KeySettings, Map, ModelName, PoolName, ProviderName, Scope,
@@ -75,6 +77,8 @@ impl std::fmt::Debug for Salt {
 pub struct ProviderKeys {
     /// The provider.
     pub provider: Arc<Provider>,
+    /// What `Host` says to it, at its base URL.
+    pub host: HeaderValue,
     /// Its keys, in the configuration's order.
     pub keys: Vec<RingKey>,
     /// Where each is in `keys`.
@@ -126,6 +130,8 @@ fn chain<'a>(pool: &'a PoolName, fallbacks: &'a Map<PoolName, Vec<PoolName>>) ->
 pub struct RingKey {
     /// Its settings and secret.
     pub config: Arc<KeyConfig>,
+    /// Its id, as answers show it.
+    pub shown: HeaderValue,
     /// The models that it serves; none where it serves all.
     models: Patterns,
     /// Its secret's fingerprint under the store's salt; `None` while it has no secret.
@@ -240,6 +246,7 @@ impl Ring {
             let pools = pools.into_iter().map(|pool| (pool.clone(), of(pool))).collect();
             ProviderKeys {
                 provider: provider.clone(),
+                host: host_header(&provider.base_url),
                 keys,
                 places,
                 pools,
@@ -328,13 +335,17 @@ impl RingKey {
             state.off.store(config.disabled, Ordering::Relaxed);
         }
         let fingerprint = fingerprint_of(config, salt);
-        Self { fingerprint, state, models, config: Arc::new(config.clone()) }
+        // A name has no character that a header cannot have.
+        let shown =
+            HeaderValue::from_str(config.id.as_str()).unwrap_or_else(|_| HeaderValue::from_static(""));
+        Self { fingerprint, state, models, shown, config: Arc::new(config.clone()) }
     }
 
     /// The same under another salt.
     fn salted(&self, salt: &[u8; 32]) -> Self {
         Self {
             config: Arc::clone(&self.config),
+            shown: self.shown.clone(),
             models: Arc::clone(&self.models),
             fingerprint: fingerprint_of(&self.config, salt),
             state: Arc::clone(&self.state),
@@ -384,6 +395,7 @@ impl ProviderKeys {
     fn salted(&self, salt: &[u8; 32]) -> Self {
         Self {
             provider: Arc::clone(&self.provider),
+            host: self.host.clone(),
             keys: self.keys.iter().map(|key| key.salted(salt)).collect(),
             places: self.places.clone(),
             pools: self.pools.clone(),

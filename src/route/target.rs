@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use http::Uri;
 use http::uri::Authority;
+use http::{HeaderValue, Uri};
 
 use crate::model::{Code, Fault};
 
@@ -69,6 +69,18 @@ fn decode_dots(path: &str) -> Cow<'_, str> {
     }
     out.push_str(rest);
     Cow::Owned(out)
+}
+
+/// What `Host` says of a target: its host, and its port where that is not the scheme's own.
+pub fn host_header(target: &Uri) -> HeaderValue {
+    let all = target.authority().map_or("", Authority::as_str);
+    let usual = if target.scheme_str() == Some("https") { 443 } else { 80 };
+    let text = match target.port_u16() {
+        Some(port) if port != usual => all.rsplit_once('@').map_or(all, |(_, host)| host),
+        _ => target.host().unwrap_or_default(),
+    };
+    // An authority has no character that a header cannot have.
+    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
 /// A CONNECT target: host and port, both needed.
@@ -180,6 +192,22 @@ mod tests {
         for path in ["/a/b", "/a/...", "/v1/models/gpt-4.1", "/a/.well-known", "/a%20b/..c", "/100%", "/%é"]
         {
             assert!(refuse_dot_segments(path).is_ok(), "{path}");
+        }
+    }
+
+    #[test]
+    fn host_names_the_port_that_is_not_usual() {
+        for (target, host) in [
+            ("https://api.example/v1", "api.example"),
+            ("https://api.example:443/v1", "api.example"),
+            ("https://api.example:80/v1", "api.example:80"),
+            ("http://api.example:80/", "api.example"),
+            ("http://[::1]:8080/", "[::1]:8080"),
+            ("http://[::1]/", "[::1]"),
+            ("http://a:b@api.example:8080/", "api.example:8080"),
+            ("http://a:b@api.example/", "api.example"),
+        ] {
+            assert_eq!(host_header(&Uri::from_static(target)), host, "{target}");
         }
     }
 

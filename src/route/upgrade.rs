@@ -9,19 +9,23 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Version};
 
+use crate::fields;
 use crate::model::{Code, Fault};
 
 /// Whether these are the headers of a request for an upgrade. Of those, `refuse_bad_upgrade` lets only
 /// WebSocket handshakes through. The mere offer of `h2c` is none: Java's client makes it with each request over
 /// plain http, and whoever does not take it up answers as if it were not there (RFC 9110, section 7.8). It is
 /// taken out on the way like all that is hop-by-hop, so no provider sees it.
-pub fn asks_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && connection_lists_upgrade(headers) && !is_only(headers, b"h2c")
+pub(super) fn asks_upgrade(headers: &HeaderMap) -> bool {
+    fields::has(headers, &UPGRADE) && connection_lists_upgrade(headers) && !is_only(headers, b"h2c")
 }
 
 /// Refuses upgrades other than to WebSocket, and handshakes that are not whole.
 pub(super) fn refuse_bad_upgrade(head: &Parts) -> Result<(), Fault> {
     let headers = &head.headers;
+    if !fields::has(headers, &UPGRADE) {
+        return Ok(());
+    }
     let websocket = is_only(headers, b"websocket");
     if !asks_upgrade(headers) {
         // Without being listed it is no request for an upgrade, and is taken out like all that is hop-by-hop.

@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderValue};
 use super::decode::{Coding, Decoder};
 use super::needle::Needle;
 use super::stream::Scrubber;
+use crate::fields;
 
 /// One body's way. Feed a piece, then take pieces until there are none.
 #[derive(Debug, Default)]
@@ -116,6 +117,9 @@ pub enum Packed {
 /// Reads `content-encoding`.
 pub fn compression(headers: &HeaderMap) -> Packed {
     const OTHERS: [&str; 6] = ["br", "zstd", "compress", "x-compress", "dcb", "dcz"];
+    if !fields::has(headers, &CONTENT_ENCODING) {
+        return Packed::No;
+    }
     let mut packed = Packed::No;
     if unreadable(headers, &CONTENT_ENCODING) {
         return Packed::Otherwise;
