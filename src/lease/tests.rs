@@ -721,13 +721,13 @@ async fn the_renewals_of_very_many_leases_go_one_after_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_has_ended_before_its_renewal_is_sent_is_not_named() {
+async fn leases_that_have_ended_before_their_renewal_is_sent_are_not_named() {
     let bench = Bench::new(&[("k1", 2500)]);
-    let mut leases = very_many(&bench).await;
-    sleep(Duration::from_millis(120)).await;
-    drop(leases.pop());
+    let leases = very_many(&bench).await;
+    sleep(Duration::from_millis(120)).await; // the first call is under way
+    drop(leases);
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(bench.store.log(), ["renew 1000", "release 1", "renew 1000", "renew 499"]);
+    assert_eq!(bench.store.logged("renew"), ["renew 1000"]);
 }
 
 #[tokio::test(start_paused = true)]
