@@ -15,18 +15,20 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, request::Pa
 
 use crate::config::{AppConfig, Config, ModelAfter, Provider};
 use crate::fields;
-use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, ProviderName, Site};
+use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, Site};
 
 pub mod apps;
 mod connect;
 mod denied;
 mod form;
+mod key;
 mod pattern;
 pub mod rank;
 pub mod ring;
 pub mod scan;
 mod seen;
 mod standing;
+mod steering;
 pub mod target;
 mod upgrade;
 
@@ -35,11 +37,6 @@ use ring::{ModelKnown, ProviderKeys, Providers, Ring};
 pub use standing::Standing;
 use target::{host_header, host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 use upgrade::asks_upgrade;
-
-/// Headers that steer lessor.
-const POOL: HeaderName = HeaderName::from_static("x-lessor-pool");
-const KEY: HeaderName = HeaderName::from_static("x-lessor-key");
-const MAX_WAIT: HeaderName = HeaderName::from_static("x-lessor-max-wait");
 
 /// By which a browser says whether the page that sends is of the place it sends to.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -415,11 +412,10 @@ impl Routes {
         }
         denied::refuse_denied(&keys.provider, target.path(), path)?;
         let pool = self.pool_for(&head.headers, app, &keys)?;
-        let pinned = pinned(&head.headers, provider)?;
-        let max_wait = match text_of(&head.headers, &MAX_WAIT)? {
-            Some(text) => parse_wait(text)?.min(LONGEST_WAIT.max(self.config.queue.max_wait)),
-            None => self.config.queue.max_wait,
-        };
+        let pinned = steering::pinned(&head.headers, provider)?;
+        let usual_wait = self.config.queue.max_wait;
+        let max_wait = steering::max_wait(&head.headers)?
+            .map_or(usual_wait, |wait| wait.min(LONGEST_WAIT.max(usual_wait)));
         Ok(Plan::Lend(Box::new(Route {
             keys,
             mode,
@@ -436,7 +432,7 @@ impl Routes {
     }
 
     fn pool_for(&self, headers: &HeaderMap, app: &AppConfig, keys: &ProviderKeys) -> Result<PoolName, Fault> {
-        let asked = steer::<PoolName>(headers, &POOL)?;
+        let asked = steering::pool(headers)?;
         let allowed = |pool: &PoolName| {
             !self.apps.required()
                 || app.pools.contains(pool)
@@ -687,56 +683,4 @@ fn refuse_bad_port(authority: &Authority) -> Result<(), Fault> {
         return Err(Fault::new(Code::BadRequest, "the target's host or port is none"));
     }
     Ok(())
-}
-
-/// A steering header's value, when given exactly once.
-fn text_of<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Fault> {
-    if !fields::has(headers, name) {
-        return Ok(None);
-    }
-    let mut all = headers.get_all(name).iter();
-    match (all.next(), all.next()) {
-        (None, _) => Ok(None),
-        (Some(value), None) => match value.to_str() {
-            Ok(text) => Ok(Some(text.trim())),
-            Err(_) => Err(Fault::new(Code::BadRequest, format!("{name} is not readable"))),
-        },
-        _ => Err(Fault::new(Code::BadRequest, format!("{name} is given twice"))),
-    }
-}
-
-fn steer<T: std::str::FromStr<Err: std::fmt::Display>>(
-    headers: &HeaderMap,
-    name: &HeaderName,
-) -> Result<Option<T>, Fault> {
-    let Some(text) = text_of(headers, name)? else { return Ok(None) };
-    text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
-}
-
-/// The key that the request asks for: its id, or `provider/id` as commands name it.
-fn pinned(headers: &HeaderMap, of: &ProviderName) -> Result<Option<KeyId>, Fault> {
-    let name = &KEY;
-    let Some(text) = text_of(headers, name)? else { return Ok(None) };
-    let Some((provider, id)) = text.split_once('/') else { return steer(headers, name) };
-    match id.parse() {
-        Ok(id) if provider == of.as_str() => Ok(Some(id)),
-        Ok::<KeyId, _>(id) => Err(Fault::new(
-            Code::BadRequest,
-            format!(
-                "{name}: this request is for `{of}`, and `{text}` is no key of that; write `{id}` for one of `{of}`"
-            ),
-        )),
-        Err(error) => Err(Fault::new(Code::BadRequest, format!("{name}: {error}"))),
-    }
-}
-
-/// `500ms`, `3s`, or whole seconds.
-fn parse_wait(text: &str) -> Result<Duration, Fault> {
-    let wait = match text.parse::<u64>() {
-        Ok(seconds) => Some(Duration::from_secs(seconds)),
-        Err(_) => humantime::parse_duration(text).ok(),
-    };
-    wait.ok_or_else(|| {
-        Fault::new(Code::BadRequest, "X-Lessor-Max-Wait is a duration: `500ms`, `3s`, or whole seconds")
-    })
 }
