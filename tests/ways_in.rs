@@ -469,6 +469,20 @@ async fn a_silent_or_slow_client_is_not_kept_for_ever() {
 }
 
 #[tokio::test]
+async fn a_connection_in_use_is_kept_also_where_lessor_itself_answers_at_once() {
+    let provider = Provider::start(openai).await;
+    let setup = Setup::openai(&provider).key(Key::new("a")).set("timeouts.header", "\"1s\"");
+    let lessor = setup.set("timeouts.keep_alive", "\"1s\"").start().await;
+    let mut raw = lessor.raw().await;
+    for _ in 0..8 {
+        raw.write(format!("GET /nowhere/v1 HTTP/1.1\r\nHost: {}\r\n\r\n", lessor.authority())).await;
+        assert_eq!(raw.answer().await.0, 404);
+        tokio::time::sleep(ms(250)).await; // of the time that it may lie idle
+    }
+    assert!(raw.closes_within(ms(3000)).await, "an idle connection is kept open");
+}
+
+#[tokio::test]
 async fn both_answers_to_two_requests_on_one_connection_come_in_order() {
     let provider = Provider::start(|seen| Play::json(200, &json!({"path": seen.target}))).await;
     let lessor = start(&provider).await;

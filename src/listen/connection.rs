@@ -137,7 +137,7 @@ impl<S: Serve> Serving<S> {
                 // Nothing was ever asked here, and hyper would wait for a first request.
                 return Poll::Ready(Ended::Gone);
             }
-            pace.see(signals.phase(), signals.stalled_since());
+            pace.see(signals.phase(), signals.begun(), signals.stalled_since());
             match &mut rung {
                 Some(cx) => pace.poll_too_slow(cx).map(|()| Ended::TooSlow),
                 None => Poll::Pending,
@@ -182,6 +182,8 @@ impl<S: Serve> Serving<S> {
 pub(super) struct Pace {
     timeouts: Timeouts,
     phase: Phase,
+    /// Requests that had begun when this phase was seen.
+    begun: u64,
     since: Instant,
     /// Since when the client takes nothing of its answer.
     stalled: Option<Instant>,
@@ -194,7 +196,7 @@ impl Pace {
     /// Of a client that was there at `since`.
     pub(super) fn new(timeouts: Timeouts, since: Instant) -> Self {
         let timer = Box::pin(tokio::time::sleep_until(since + timeouts.header));
-        Self { timeouts, phase: Phase::Idle, since, stalled: None, fresh: true, timer }
+        Self { timeouts, phase: Phase::Idle, begun: 0, since, stalled: None, fresh: true, timer }
     }
 
     /// Whether nothing was asked yet.
@@ -207,17 +209,17 @@ impl Pace {
         self.timeouts.keep_alive = self.timeouts.keep_alive.min(time);
     }
 
-    /// Takes note of where the connection is now. Whoever waits by [`Self::poll_too_slow`] need not be woken
+    /// Takes note of where the connection is now, and how many requests began on it. Whoever waits by [`Self::poll_too_slow`] need not be woken
     /// before it is.
-    pub(super) fn see(&mut self, phase: Phase, stalled: Option<Instant>) {
+    pub(super) fn see(&mut self, phase: Phase, begun: u64, stalled: Option<Instant>) {
         self.stalled = stalled;
-        if phase != self.phase {
-            self.fresh &= phase == Phase::Head;
+        if phase != self.phase || begun != self.begun {
+            self.fresh &= phase == Phase::Head && begun == 0;
             // The first head's time runs from the accept, not from its first byte; a request's is not told here.
             if phase != Phase::Busy && !(self.fresh && phase == Phase::Head) {
                 self.since = Instant::now();
             }
-            self.phase = phase;
+            (self.phase, self.begun) = (phase, begun);
         }
         if let Some(due) = self.due().filter(|due| *due < self.timer.deadline()) {
             // It wakes whom it would have woken.

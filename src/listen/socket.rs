@@ -135,6 +135,8 @@ pub type CutWatch = Box<dyn FnMut(&mut Context<'_>) -> Poll<()> + Send>;
 /// What the reading side, the service and the watcher of one connection tell each other.
 pub(super) struct Signals {
     phase: AtomicU8,
+    /// How many requests began here.
+    begun: AtomicU64,
     /// The head just read carried a `content-length` line, whatever hyper made of it.
     saw_length: AtomicBool,
     /// The client takes no bytes: since when, in ms after `born`, plus one; 0 while it does.
@@ -199,6 +201,7 @@ impl Signals {
     pub(super) fn new() -> Self {
         Self {
             phase: AtomicU8::new(Phase::Idle as u8),
+            begun: AtomicU64::new(0),
             saw_length: AtomicBool::new(false),
             stalled: AtomicU64::new(0),
             born: Instant::now(),
@@ -221,6 +224,11 @@ impl Signals {
         }
     }
 
+    /// How many requests began so far: one that is answered at once is over before its phase is seen.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
     pub(super) fn enter(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
@@ -229,6 +237,7 @@ impl Signals {
     pub(super) fn begin(&self, bodyless: bool) -> HeadFacts {
         let scanned = self.phase() == Phase::Head && !self.unseen.swap(false, Ordering::Relaxed);
         self.enter(Phase::Busy);
+        self.begun.fetch_add(1, Ordering::Relaxed);
         self.bodyless.store(bodyless, Ordering::Relaxed);
         // hyper holds HTTP/1 heads to the limits by itself.
         HeadFacts { saw_length: self.saw_length.swap(false, Ordering::Relaxed), scanned, too_large: false }

@@ -101,7 +101,8 @@ impl<S: Serve> Serving<S> {
             if drained && pace.is_fresh() && phase == Phase::Idle {
                 return Poll::Ready(Ended::Gone);
             }
-            pace.see(phase, signals.stalled_since());
+            // A stream has a task of its own, so no phase goes by unseen.
+            pace.see(phase, 0, signals.stalled_since());
             match &mut rung {
                 Some(cx) => pace.poll_too_slow(cx).map(|()| Ended::TooSlow),
                 None => Poll::Pending,
