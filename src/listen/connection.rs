@@ -209,8 +209,8 @@ impl Pace {
         self.timeouts.keep_alive = self.timeouts.keep_alive.min(time);
     }
 
-    /// Takes note of where the connection is now, and how many requests began on it. Whoever waits by [`Self::poll_too_slow`] need not be woken
-    /// before it is.
+    /// Takes note of where the connection is now, and how many requests began on it. Whoever waits by
+    /// [`Self::poll_too_slow`] need not be woken before it is.
     pub(super) fn see(&mut self, phase: Phase, begun: u64, stalled: Option<Instant>) {
         self.stalled = stalled;
         if phase != self.phase || begun != self.begun {

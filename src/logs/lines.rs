@@ -67,9 +67,7 @@ impl Lines {
         std::thread::Builder::new().name("lessor-log".into()).spawn(move || writes.write_to(out))?;
         Ok((Self(shared.clone()), LogEnd(shared)))
     }
-}
 
-impl Lines {
     /// Takes one line whole, or drops it: never waits.
     pub(super) fn put(&self, line: &[u8]) {
         let mut gathered = self.0.lock();
