@@ -11,7 +11,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Config, ErrorShape, Provider, RetryOn};
 use crate::fields;
 use crate::forward::held::Held;
-use crate::forward::replay::{Budget, Replay};
+use crate::forward::replay::{Budget, FREE, Replay};
 use crate::forward::{SendError, Upstreams, tunnel};
 use crate::lease::{Lease, Leases, Want};
 use crate::listen::{Conn, HeadFacts, Peer, Serve};
@@ -59,6 +59,10 @@ use choice::Choice;
 use outgoing::Outgoing;
 use reply::Reply;
 use trace::Trace;
+
+/// How long an answer of lessor's own waits for the rest of a small body, which is mostly on its way: the connection
+/// can then be kept.
+const READ_OUT: Duration = Duration::from_millis(100);
 
 /// How many keys a request was sent with.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-lessor-attempts");
@@ -102,6 +106,15 @@ enum Served {
     Open(Arc<Site>),
     /// An open tunnel.
     Tunnel(OnUpgrade, TokioIo<TcpStream>),
+}
+
+/// Why lessor answers itself.
+struct Refused {
+    fault: Fault,
+    /// How the caller's SDK shows errors.
+    shape: ErrorShape,
+    /// More of the request's body may come.
+    unread: bool,
 }
 
 impl Proxy {
@@ -149,8 +162,8 @@ impl Serve for Proxy {
                 response
             }
             Ok(Served::Tunnel(client, upstream)) => rooms.tunnel(client, upstream, conn, standing, trace),
-            Err((fault, shape)) => {
-                let answer = answers::answer(&fault, shape, trace.mode(), connect);
+            Err(Refused { fault, shape, unread }) => {
+                let answer = answers::answer(&fault, shape, trace.mode(), connect, unread);
                 trace.refused(answer.status().as_u16(), fault);
                 answer.map(AnswerBody::own)
             }
@@ -159,7 +172,7 @@ impl Serve for Proxy {
 }
 
 impl Rooms {
-    /// The whole of it. A fault comes with the shape in which the caller's SDK shows errors.
+    /// The whole of it.
     async fn walk(
         &self,
         (head, facts): (Parts, HeadFacts),
@@ -167,31 +180,44 @@ impl Rooms {
         conn: &Conn,
         trace: &mut Trace,
         caller: &mut Caller,
-    ) -> Result<Served, (Fault, ErrorShape)> {
+    ) -> Result<Served, Refused> {
         let hint = |head: &Parts| {
             let provider = self.routes.provider_hint(head);
             provider.map_or(ErrorShape::OpenAi, |provider| provider.error_shape)
         };
+        // On HTTP/2 reading sends nothing, and no answer ends the connection.
+        let http1 = head.version < Version::HTTP_2;
+        let awaited = http1 && fields::has(&head.headers, &EXPECT);
         // Unscanned is as good as seen: a chunked request whose head nobody looked at is not repaired.
         let saw_length = facts.saw_length || !facts.scanned;
         if facts.too_large {
             let why = "the request head is larger than limits.max_header_bytes or has more lines than limits.max_headers";
-            return Err((Fault::new(Code::HeaderTooLarge, why), hint(&head)));
+            let fault = Fault::new(Code::HeaderTooLarge, why);
+            return Err(Refused { fault, shape: hint(&head), unread: http1 });
         }
         let plan = self.routes.find(&head, saw_length, came_from(conn), caller);
         // Also where the request is refused: people must see which app it was.
         trace.of(&caller.app, None);
-        let plan = plan.map_err(|fault| (fault, hint(&head)))?;
-        let shape = match &plan {
-            Plan::Lend(route) => route.provider().error_shape,
-            _ => hint(&head),
+        let (shape, body) = match &plan {
+            Ok(Plan::Lend(route)) => {
+                let (provider, max) = (route.provider(), self.config.retry.max_body);
+                (provider.error_shape, self.body(body, awaited, max, Some(provider.clone())))
+            }
+            Ok(_) => (hint(&head), self.body(body, awaited, 0, None)),
+            Err(_) => (hint(&head), self.body(body, awaited, FREE, None)),
         };
-        let served = tokio::select! {
-            biased;
-            () = caller.standing.revoked() => Err(caller.revoked()),
-            served = self.carry_out(plan, head, body, trace) => served,
+        let served = match plan {
+            Ok(plan) => tokio::select! {
+                biased;
+                () = caller.standing.revoked() => Err(caller.revoked()),
+                served = self.carry_out(plan, head, &body, trace) => served,
+            },
+            Err(fault) => Err(fault),
         };
-        served.map_err(|fault| (fault, shape))
+        match served {
+            Ok(served) => Ok(served),
+            Err(fault) => Err(Refused { fault, shape, unread: http1 && !body.read_out(READ_OUT).await }),
+        }
     }
 
     /// What was found that the request asks for.
@@ -199,7 +225,7 @@ impl Rooms {
         &self,
         plan: Plan,
         head: Parts,
-        body: Incoming,
+        body: &Replay,
         trace: &mut Trace,
     ) -> Result<Served, Fault> {
         match plan {
@@ -210,9 +236,8 @@ impl Rooms {
             Plan::Pass { target, websocket, app } => {
                 trace.of(&app, None);
                 let request = outgoing::for_other_host(head, target, websocket, self.routes.apps());
-                let body = self.body(body, 0, None);
                 let answer =
-                    self.upstreams.pass(request, &body).await.map_err(|error| faults::of_send(&error))?;
+                    self.upstreams.pass(request, body).await.map_err(|error| faults::of_send(&error))?;
                 Ok(Served::Proxied(Box::new(Reply::unread(answer)), None))
             }
             Plan::Open(site) => Ok(Served::Open(site)),
@@ -220,7 +245,7 @@ impl Rooms {
                 trace.of(&app, None);
                 let upstream =
                     self.upstreams.dial(&host, port).await.map_err(|error| faults::of_send(&error))?;
-                Ok(Served::Tunnel(hyper::upgrade::on(Request::from_parts(head, body)), upstream))
+                Ok(Served::Tunnel(hyper::upgrade::on(Request::from_parts(head, ())), upstream))
             }
         }
     }
@@ -229,15 +254,14 @@ impl Rooms {
     async fn lend(
         &self,
         head: Parts,
-        body: Incoming,
+        body: &Replay,
         route: &Route,
         trace: &mut Trace,
     ) -> Result<Served, Fault> {
         let retry = self.config.retry;
-        let body = self.body(body, retry.max_body, Some(route.provider().clone()));
         let model = match route.model_in_path().or_else(|| route.model_in_handshake()) {
             Some(model) => model,
-            None => self.read_model(route, &head, &body).await?,
+            None => self.read_model(route, &head, body).await?,
         };
         let wish = Wish::new(route.pool.clone(), model, route.pinned.clone());
         let mut choice = Choice::new(&self.ring, route.keys.clone(), wish);
@@ -245,19 +269,17 @@ impl Rooms {
             return Err(faults::no_candidate(route, &choice.wish().model));
         }
         let until = tokio::time::Instant::now() + route.max_wait;
-        // On HTTP/2 reading sends nothing, so nothing is waited with.
-        let expects = head.version < Version::HTTP_2 && fields::has(&head.headers, &EXPECT);
         let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
-            let mut in_use = match self.acquire(route, (&mut choice, until), &body, expects).await {
+            let mut in_use = match self.acquire(route, (&mut choice, until), body).await {
                 Ok(lease) => InUse::new(lease, Arc::clone(choice.keys()), &choice.wish().model),
                 // What the provider said tells more than that no other key could be had.
                 Err(fault) => return kept.map_or(Err(fault), |reply| Ok(Served::Proxied(reply, None))),
             };
             trace.leased(&in_use.lease);
             let last = trace.attempts() >= retry.max_attempts;
-            let answer = match self.send(&outgoing, route, &mut in_use, &body, trace).await? {
+            let answer = match self.send(&outgoing, route, &mut in_use, body, trace).await? {
                 Ok(answer) => answer,
                 Err(error) => {
                     in_use.report(Outcome::plain(Class::Network, None), &choice.wish().model);
@@ -300,9 +322,9 @@ impl Rooms {
     }
 
     /// A request's body, on its way to a provider or to another host, kept up to `max` bytes for another send.
-    fn body(&self, incoming: Incoming, max: usize, to: Option<Arc<Provider>>) -> Replay {
+    fn body(&self, incoming: Incoming, awaited: bool, max: usize, to: Option<Arc<Provider>>) -> Replay {
         let idle = self.config.timeouts.body_idle;
-        Replay::new(incoming, max, &self.budget, idle, outgoing::strip_trailers, to)
+        Replay::new(incoming, awaited, max, &self.budget, idle, outgoing::strip_trailers, to)
     }
 
     /// Waits for a slot, up to the request's `until`. Meanwhile the body is read on into the replay
@@ -313,7 +335,6 @@ impl Rooms {
         route: &Route,
         (choice, until): (&mut Choice<'_>, tokio::time::Instant),
         body: &Replay,
-        expects: bool,
     ) -> Result<Lease, Fault> {
         let got = {
             let mut acquiring = pin!(self.leases.acquire(Want {
@@ -323,7 +344,7 @@ impl Rooms {
                 keys: choice,
                 until,
             }));
-            let mut read_on = !expects && body.may_read_ahead();
+            let mut read_on = body.may_read_ahead();
             loop {
                 tokio::select! {
                     biased;

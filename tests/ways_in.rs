@@ -483,6 +483,39 @@ async fn a_connection_in_use_is_kept_also_where_lessor_itself_answers_at_once() 
 }
 
 #[tokio::test]
+async fn an_answer_of_lessors_own_says_that_the_connection_ends_where_nobody_reads_the_body() {
+    let provider = Provider::start(openai).await;
+    let lessor = Setup::openai(&provider).key(Key::new("a").models(&["gpt-*"])).start().await;
+    let post = |path: &str, length: usize, more: &str| {
+        let host = lessor.authority();
+        format!("POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n{more}\r\n")
+    };
+    let closes = |said: &str| said.to_ascii_lowercase().contains("\r\nconnection: close\r\n");
+    let mut raw = lessor.raw().await;
+    // What follows a body that was read is the next request: for its model, or because it is small and on its way.
+    let body = r#"{"model": "none"}"#;
+    for (path, code) in [("/openai/v1/chat/completions", "no_candidate"), ("/nowhere/v1", "unknown_provider")]
+    {
+        for later in [ms(0), ms(20)] {
+            raw.write(post(path, body.len(), "")).await;
+            tokio::time::sleep(later).await; // of the time that a small body is waited for
+            raw.write(body).await;
+            let (status, said) = raw.answer().await;
+            assert!(status == 404 && said.contains(code) && !closes(&said), "{said}");
+        }
+    }
+    // One that is large, that does not come, or that the client sends only when it is told to is not.
+    for (length, more) in [(1 << 20, ""), (body.len(), ""), (body.len(), "Expect: 100-continue\r\n")] {
+        let mut raw = lessor.raw().await;
+        raw.write(post("/nowhere/v1", length, more)).await;
+        let (status, said) = raw.answer().await;
+        assert!(status == 404 && closes(&said), "{said}");
+        assert!(raw.closes_within(ms(3000)).await, "it is kept open");
+    }
+    assert_eq!(provider.count(), 0);
+}
+
+#[tokio::test]
 async fn both_answers_to_two_requests_on_one_connection_come_in_order() {
     let provider = Provider::start(|seen| Play::json(200, &json!({"path": seen.target}))).await;
     let lessor = start(&provider).await;

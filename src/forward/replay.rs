@@ -97,6 +97,8 @@ pub struct Replay(Option<Arc<Announced>>);
 struct Announced {
     /// What was said of its length.
     hint: SizeHint,
+    /// The client waits for `100 Continue`, which reading sends.
+    awaited: bool,
     source: Mutex<Source>,
 }
 
@@ -139,11 +141,13 @@ struct Source {
 }
 
 impl Replay {
-    /// A body that is kept up to `max` bytes, within `budget`, and may pause for `idle`.
+    /// A body that is kept up to `max` bytes, within `budget`, and may pause for `idle`. `awaited`: the client sends
+    /// it only once it is read.
     ///
     /// `strip` takes out of its trailers what must not leave, on their way to `to`.
     pub fn new(
         incoming: Incoming,
+        awaited: bool,
         max: usize,
         budget: &Budget,
         idle: Duration,
@@ -175,7 +179,7 @@ impl Replay {
             timer: None,
             progress: None,
         };
-        Self(Some(Arc::new(Announced { hint, source: Mutex::new(source) })))
+        Self(Some(Arc::new(Announced { hint, awaited, source: Mutex::new(source) })))
     }
 
     /// No body at all.
@@ -197,9 +201,21 @@ impl Replay {
         self.source().is_none_or(|source| source.ended && source.keeping && source.fault.is_none())
     }
 
-    /// Whether more of the body may be read ahead into the buffer.
+    /// Whether more of the body may be read ahead into the buffer: not where reading is what makes the client
+    /// send it.
     pub fn may_read_ahead(&self) -> bool {
-        self.source().is_some_and(|source| !source.ended && source.keeping && source.fault.is_none())
+        let can_read = |source: &Source| !source.ended && source.keeping && source.fault.is_none();
+        self.0.as_deref().is_some_and(|body| !body.awaited && can_read(&body.source()))
+    }
+
+    /// Reads what is left of a small body, for so long at most: whether the client has nothing more to send.
+    pub async fn read_out(&self, time: Duration) -> bool {
+        let is_small = |body: &Arc<Announced>| body.hint.upper().is_some_and(|most| most <= FREE as u64);
+        if self.0.as_ref().is_some_and(is_small) && self.may_read_ahead() {
+            // What became of it is told by what it has come to.
+            let _ = tokio::time::timeout(time, self.read_ahead(|_| false)).await;
+        }
+        self.source().is_none_or(|source| source.ended)
     }
 
     /// Why the body broke off, if it did.

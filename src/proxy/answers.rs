@@ -53,8 +53,14 @@ fn rendering(fault: &Fault, mode: Mode) -> (StatusCode, &'static str, bool) {
 }
 
 /// The answer to a request that came in by `mode` and whose SDK shows errors of `shape`. `connect`: it is
-/// a CONNECT itself.
-pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode, connect: bool) -> Response<Bytes> {
+/// a CONNECT itself. `unread`: more of its body may come.
+pub(super) fn answer(
+    fault: &Fault,
+    shape: ErrorShape,
+    mode: Mode,
+    connect: bool,
+    unread: bool,
+) -> Response<Bytes> {
     let (status, kind, may_retry) = rendering(fault, mode);
     let mut response = Response::new(body(fault, shape, status));
     *response.status_mut() = status;
@@ -78,8 +84,10 @@ pub(super) fn answer(fault: &Fault, shape: ErrorShape, mode: Mode, connect: bool
     }
     let unsure_where_it_ends =
         matches!(fault.code, Code::BadRequest | Code::RequestTimeout | Code::UpgradeUnsupported);
-    if connect || unsure_where_it_ends {
-        // After a refused CONNECT or upgrade, and after doubtful framing, what follows may be no request.
+    if connect || unread || unsure_where_it_ends {
+        // After a refused CONNECT or upgrade, and after doubtful framing, what follows may be no request. And nobody
+        // reads the rest of a body to come to the next one: that the connection ends then is to be said before
+        // (RFC 9112, section 9.6).
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if connect {
@@ -129,8 +137,8 @@ mod tests {
     #[test]
     fn an_unknown_app_gets_407_in_proxy_modes_and_never_401() {
         let fault = Fault::new(Code::AppUnauthenticated, "who?");
-        assert_eq!(answer(&fault, ErrorShape::OpenAi, Mode::BaseUrl, false).status(), 403);
-        let connect = answer(&fault, ErrorShape::OpenAi, Mode::Connect, true);
+        assert_eq!(answer(&fault, ErrorShape::OpenAi, Mode::BaseUrl, false, false).status(), 403);
+        let connect = answer(&fault, ErrorShape::OpenAi, Mode::Connect, true, false);
         assert_eq!(connect.status(), 407);
         assert_eq!(connect.headers()["connection"], "close");
         assert_eq!(connect.headers()["proxy-authenticate"], "Basic realm=\"lessor\"");
@@ -139,7 +147,7 @@ mod tests {
     #[test]
     fn a_wait_is_told_in_whole_seconds_and_in_ms_and_a_long_one_is_not_to_be_waited_for() {
         let soon = Fault::new(Code::PoolExhausted, "full").retry_after(Duration::from_millis(1200));
-        let soon = answer(&soon, ErrorShape::OpenAi, Mode::BaseUrl, false);
+        let soon = answer(&soon, ErrorShape::OpenAi, Mode::BaseUrl, false, false);
         assert_eq!(
             (&soon.headers()["retry-after"], &soon.headers()["retry-after-ms"]),
             (&"2".parse().unwrap(), &"1200".parse().unwrap())
@@ -147,7 +155,7 @@ mod tests {
         assert!(!soon.headers().contains_key("x-should-retry"));
         let late = Fault::new(Code::PoolExhausted, "cooling").retry_after(Duration::from_secs(61));
         assert_eq!(
-            answer(&late, ErrorShape::OpenAi, Mode::BaseUrl, false).headers()["x-should-retry"],
+            answer(&late, ErrorShape::OpenAi, Mode::BaseUrl, false, false).headers()["x-should-retry"],
             "false"
         );
     }
@@ -156,7 +164,7 @@ mod tests {
     fn bodies_have_the_shape_that_the_sdk_shows() {
         let fault = Fault::new(Code::NoCandidate, "no key serves `m`");
         let parsed = |shape| -> serde_json::Value {
-            serde_json::from_slice(answer(&fault, shape, Mode::BaseUrl, false).body()).unwrap()
+            serde_json::from_slice(answer(&fault, shape, Mode::BaseUrl, false, false).body()).unwrap()
         };
         assert_eq!(parsed(ErrorShape::OpenAi)["error"]["code"], "no_candidate");
         assert_eq!(parsed(ErrorShape::Anthropic)["error"]["message"], "lessor: no key serves `m`");
