@@ -616,11 +616,16 @@ impl Wanted<'_> {
         self.asked.is_empty()
     }
 
-    /// Whether a key is not wanted. `fingerprint` is asked for only where it matters.
-    pub fn leaves_out(&self, key: &KeyId, fingerprint: impl Fn() -> Fingerprint) -> bool {
+    /// Whether it may leave some key out: told once, where there are many keys to ask it of.
+    pub fn is_choosy(&self) -> bool {
+        !(self.barred.is_empty() && self.passed_over.is_empty() && self.asked.is_empty())
+    }
+
+    /// Whether a key is not wanted.
+    pub fn leaves_out(&self, key: &KeyId, fingerprint: &Fingerprint) -> bool {
         self.barred.contains(key)
-            || self.passed_over.iter().any(|(passed, old)| passed == key && *old == fingerprint())
-            || self.asked.iter().any(|asked| asked.key == *key && asked.fingerprint == fingerprint())
+            || self.passed_over.iter().any(|(passed, old)| passed == key && old == fingerprint)
+            || self.asked.iter().any(|asked| asked.key == *key && asked.fingerprint == *fingerprint)
     }
 }
 

@@ -39,7 +39,7 @@ impl Choose for InOrder<'_> {
 
     fn rank(&mut self, wanted: &Wanted<'_>) -> Arc<[Candidate]> {
         let all = self.keys.iter().map(|key| candidate(key));
-        let left = all.filter(|one| !wanted.leaves_out(&one.key, || one.fingerprint));
+        let left = all.filter(|one| !wanted.leaves_out(&one.key, &one.fingerprint));
         left.take(wanted.most).collect()
     }
 

@@ -98,15 +98,6 @@ impl RingKey {
             self.state.group.store(Some(Arc::new(group.clone())));
         }
     }
-
-    pub(super) fn serves(&self, model: &ModelKnown) -> bool {
-        self.models.is_empty()
-            || match model {
-                ModelKnown::NotNamed => true,
-                ModelKnown::Named(name) => self.models.iter().any(|pattern| pattern.fits(name.as_str())),
-                ModelKnown::Unreadable => false,
-            }
-    }
 }
 
 fn fingerprint_of(key: &KeyConfig, salt: &[u8; 32]) -> Option<Fingerprint> {

@@ -2,13 +2,24 @@
 
 use std::sync::Arc;
 
+use super::key::ModelKnown;
 use crate::model::Map;
 
 /// The patterns of one key; none where it serves all models.
 pub(super) type Patterns = Arc<[Pattern]>;
 
-/// Lists that were made already: keys with the same one share it, so that who asks key by key need not ask
-/// anew of each.
+/// Whether a key with these patterns serves a model.
+pub(super) fn serves(patterns: &[Pattern], model: &ModelKnown) -> bool {
+    patterns.is_empty()
+        || match model {
+            ModelKnown::NotNamed => true,
+            ModelKnown::Named(name) => patterns.iter().any(|pattern| pattern.fits(name.as_str())),
+            ModelKnown::Unreadable => false,
+        }
+}
+
+/// Lists that were made already: keys with the same one share it, so that a model is held against each list
+/// once, and not once a key.
 #[derive(Default)]
 pub(super) struct Known<'a>(Map<&'a [String], Patterns>);
 

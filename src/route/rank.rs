@@ -51,7 +51,7 @@ pub struct Row {
     pub turn: u64,
     /// µs for which it is known to rest.
     pub rest_us: u64,
-    /// Uses that ended well lately.
+    /// Uses that ended well lately; they count beside others alone, so 0 where there are none of those.
     pub served: f32,
     /// Uses that ended in an error lately.
     pub failed: f32,
@@ -86,6 +86,7 @@ impl Terms {
     /// Of one row, where first bytes usually take `usual_ms` (0: not known).
     // All of it is shares and times of which a float's precision is far more than needed.
     #[allow(clippy::cast_precision_loss)]
+    #[inline]
     pub fn of(row: &Row, usual_ms: f32) -> Self {
         let cap = row.cap.max(1);
         let free = f64::from(cap.saturating_sub(row.in_flight)) / f64::from(cap);
@@ -115,6 +116,7 @@ impl Terms {
     }
 
     /// The score, to which jitter is added: higher is better.
+    #[inline]
     pub fn score(&self, weights: &Weights) -> f64 {
         self.capacity * weights.capacity + self.idle * weights.idle + self.success * weights.success
             - self.error * weights.error
@@ -125,38 +127,44 @@ impl Terms {
 }
 
 /// 1, and less for a key whose answers began much later than is usual.
+#[inline]
 #[allow(clippy::cast_precision_loss)]
 fn speed(row: &Row, usual_ms: f32) -> f64 {
     let slow_ms = (usual_ms * SLOW).max(usual_ms + NOTICEABLE_MS);
-    if usual_ms <= 0.0 || row.first_byte_ms <= slow_ms {
-        return 1.0;
-    }
+    if usual_ms <= 0.0 || row.first_byte_ms <= slow_ms { 1.0 } else { slowness(row, usual_ms, slow_ms) }
+}
+
+/// The same of one that was slow, less so the longer ago that is.
+#[allow(clippy::cast_precision_loss)]
+fn slowness(row: &Row, usual_ms: f32, slow_ms: f32) -> f64 {
     let left = (-(row.first_byte_age_us as f32) / SLOW_HALVES_US).exp2();
     let believed_ms = usual_ms + (row.first_byte_ms - usual_ms) * left;
     if believed_ms > slow_ms { f64::from(slow_ms / believed_ms) } else { 1.0 }
 }
 
 /// 1 just now, 0 from [`FRESH_US`] on; as much less with each doubling of the time.
-#[allow(clippy::cast_precision_loss)]
+#[inline]
 fn freshness(us: u64) -> f64 {
-    1.0 - (doublings(us.saturating_add(1)) / doublings(FRESH_US)).min(1.0)
+    if us < FRESH_US { 1.0 - doublings(us + 1) / doublings(FRESH_US) } else { 0.0 }
 }
 
-/// The logarithm to base 2 of a number above 0, straight between the powers of two: it only orders.
+/// The logarithm to base 2 of a number above 0, straight between the powers of two, as a float's bits are: it only
+/// orders.
+#[inline]
 #[allow(clippy::cast_precision_loss)]
-fn doublings(number: u64) -> f64 {
-    let whole = number.max(1).ilog2();
-    let above = number.max(1) - (1 << whole);
-    f64::from(whole) + above as f64 / (1_u64 << whole) as f64
+const fn doublings(number: u64) -> f64 {
+    ((number as f64).to_bits() - 1.0_f64.to_bits()) as f64 / (1_u64 << (f64::MANTISSA_DIGITS - 1)) as f64
 }
 
 /// What first bytes usually take among these keys: the harmonic mean, which one slow key hardly moves.
 pub fn usual_first_byte(all_ms: impl Iterator<Item = f32>) -> f32 {
     let (mut known, mut rates) = (0.0_f32, 0.0_f32);
-    for ms in all_ms.filter(|ms| *ms > 0.0) {
-        known += 1.0;
-        rates += 1.0 / ms;
-    }
+    all_ms.for_each(|ms| {
+        if ms > 0.0 {
+            known += 1.0;
+            rates += 1.0 / ms;
+        }
+    });
     if rates > 0.0 { known / rates } else { 0.0 }
 }
 
@@ -183,6 +191,7 @@ struct Place {
 }
 
 impl Place {
+    #[inline]
     fn of(row: &Row, rule: &Rule<'_>) -> Self {
         let tier = match row {
             Row { rest_us: 1.., .. } => 2,
@@ -193,14 +202,16 @@ impl Place {
     }
 
     /// The better one is less.
+    #[inline]
     fn compare(&self, other: &Self) -> Ordering {
-        (self.tier, self.pool)
-            .cmp(&(other.tier, other.pool))
-            .then(other.score.total_cmp(&self.score))
-            .then(self.at.cmp(&other.at))
+        (self.tier.cmp(&other.tier))
+            .then_with(|| self.pool.cmp(&other.pool))
+            .then_with(|| other.score.total_cmp(&self.score))
+            .then_with(|| self.at.cmp(&other.at))
     }
 }
 
+#[inline]
 #[allow(clippy::cast_precision_loss)]
 fn score(row: &Row, rule: &Rule<'_>) -> f64 {
     match rule.strategy {
@@ -221,6 +232,7 @@ fn score(row: &Row, rule: &Rule<'_>) -> f64 {
 
 /// A number in 0..1 for this place: the high bits of a mixed counter (SplitMix64).
 #[allow(clippy::cast_precision_loss)]
+#[inline]
 fn fraction(seed: u64, at: usize) -> f64 {
     let mut mixed = seed.wrapping_add((at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -254,6 +266,7 @@ impl Few {
         Self { kept: [none; FEW], len: 0 }
     }
 
+    #[inline]
     fn offer(&mut self, place: Place, most: usize) {
         if self.len < most.min(FEW) {
             self.len += 1;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 
-use super::pattern::{Known, Patterns};
+use super::pattern::{Known, Patterns, serves};
 use super::rank::{self, Row, Rule, Terms};
 use super::target::host_header;
 use crate::config::{Config, KeyConfig, Provider, Ranking};
@@ -88,13 +88,15 @@ pub struct ProviderKeys {
     clock: Arc<Clock>,
 }
 
+/// Some keys: positions in [`ProviderKeys::keys`], in their order, with the rank of the key's pool in the chain.
+type Members = Arc<[(usize, usize)]>;
+
 /// The keys of a pool and of its fallbacks.
 #[derive(Debug, Clone)]
 struct PoolKeys {
-    /// Positions in [`ProviderKeys::keys`], in their order, with the rank of the key's pool in the chain.
-    members: Vec<(usize, usize)>,
-    /// Whether some of them serve certain models only.
-    models_matter: bool,
+    members: Members,
+    /// Each list of models that is one of theirs: far fewer than keys, for most name the same.
+    lists: Vec<Patterns>,
     falls_back: bool,
 }
 
@@ -102,10 +104,15 @@ impl PoolKeys {
     fn of(pool: &PoolName, keys: &[RingKey], fallbacks: &Map<PoolName, Vec<PoolName>>) -> Self {
         let chain = chain(pool, fallbacks);
         let rank = |key: &RingKey| chain.iter().position(|pool| **pool == key.config.pool);
-        let members: Vec<_> =
+        let members: Members =
             keys.iter().enumerate().filter_map(|(at, key)| Some((at, rank(key)?))).collect();
-        let models_matter = members.iter().any(|(at, _)| !keys[*at].config.models.is_empty());
-        Self { members, models_matter, falls_back: chain.len() > 1 }
+        let mut lists: Vec<Patterns> = Vec::new();
+        for models in members.iter().map(|(at, _)| &keys[*at].models) {
+            if !lists.iter().any(|list| Arc::ptr_eq(list, models)) {
+                lists.push(Arc::clone(models));
+            }
+        }
+        Self { members, lists, falls_back: chain.len() > 1 }
     }
 }
 
@@ -151,6 +158,11 @@ impl Wish {
         self.refused_groups.extend(group);
     }
 
+    /// Whether every key that serves the model will do.
+    fn takes_any(&self) -> bool {
+        self.pinned.is_none() && self.refused.is_empty() && self.refused_groups.is_empty()
+    }
+
     fn rules_out(&self, key: &RingKey) -> bool {
         self.refused.contains(&key.config.id)
             || (!self.refused_groups.is_empty()
@@ -161,8 +173,7 @@ impl Wish {
 /// The keys that fit one request, in pool order.
 #[derive(Debug, Clone)]
 pub struct Fitting {
-    /// Positions in [`ProviderKeys::keys`], with the rank of the key's pool in the chain.
-    members: Vec<(usize, usize)>,
+    members: Members,
 }
 
 impl Fitting {
@@ -302,7 +313,7 @@ impl ProviderKeys {
 
     /// Whether some key that could serve this pool names `models`, so that the whole body must be read.
     pub fn models_matter(&self, pool: &PoolName) -> bool {
-        self.pools.get(pool).is_some_and(|pool| pool.models_matter)
+        self.pools.get(pool).is_some_and(|pool| pool.lists.iter().any(|models| !models.is_empty()))
     }
 
     /// Whether keys of other pools serve this one, too.
@@ -317,19 +328,20 @@ impl ProviderKeys {
 
     /// The keys that fit.
     pub fn fitting(&self, wish: &Wish) -> Fitting {
-        // Neighbours mostly share their list of models, and then what was found of it.
-        let mut last: Option<(&Patterns, bool)> = None;
-        let mut fits = |(at, _): &(usize, usize)| {
+        let Some(pool) = self.pools.get(&wish.pool) else { return Fitting { members: Members::default() } };
+        let serves = |models: &&Patterns| serves(models, &wish.model);
+        // Mostly all fit, and then none is looked at.
+        if wish.takes_any() && pool.lists.iter().all(|models| serves(&models)) {
+            return Fitting { members: Arc::clone(&pool.members) };
+        }
+        let serving: Vec<&Patterns> = pool.lists.iter().filter(serves).collect();
+        let fits = |(at, _): &&(usize, usize)| {
             let key = &self.keys[*at];
-            let known = last.filter(|(models, _)| Arc::ptr_eq(models, &key.models));
-            let serves = known.map_or_else(|| key.serves(&wish.model), |(_, serves)| serves);
-            last = Some((&key.models, serves));
-            serves && wish.pinned.as_ref().is_none_or(|id| *id == key.config.id) && !wish.rules_out(key)
+            serving.iter().any(|models| Arc::ptr_eq(models, &key.models))
+                && wish.pinned.as_ref().is_none_or(|id| *id == key.config.id)
+                && !wish.rules_out(key)
         };
-        let all = self.pools.get(&wish.pool).map_or(&[][..], |pool| &pool.members);
-        let mut members = Vec::with_capacity(all.len());
-        members.extend(all.iter().copied().filter(&mut fits));
-        Fitting { members }
+        Fitting { members: pool.members.iter().filter(fits).copied().collect() }
     }
 
     /// The ids of the keys that fit, sorted: the queue that the request stands in.
@@ -346,11 +358,12 @@ impl ProviderKeys {
         let now = self.clock.at(wanted.at);
         let turn = self.clock.turns.fetch_add(1, Ordering::Relaxed);
         let any_on = fitting.members.iter().any(|(at, _)| self.keys[*at].state.is_on());
+        let choosy = wanted.is_choosy();
         let is_wanted = |at: usize| {
             let key = &self.keys[at];
             // Without a secret there is nothing to lend.
-            let Some(fingerprint) = key.fingerprint else { return false };
-            (!any_on || key.state.is_on()) && !wanted.leaves_out(&key.config.id, || fingerprint)
+            let Some(fingerprint) = &key.fingerprint else { return false };
+            (!any_on || key.state.is_on()) && !(choosy && wanted.leaves_out(&key.config.id, fingerprint))
         };
         let members = fitting.members.iter().filter(|(at, _)| is_wanted(*at));
         let first_bytes = members.clone().map(|(at, _)| self.keys[*at].state.first_byte_ms(now));
@@ -372,6 +385,7 @@ impl ProviderKeys {
         candidates.into()
     }
 
+    #[inline]
     fn row(&self, at: usize, pool: usize, model: Option<&ModelName>, now: u64) -> Row {
         let key = &self.keys[at];
         key.state.row(at, pool, key.config.max_concurrent_uses, model, now)

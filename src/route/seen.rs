@@ -72,6 +72,7 @@ pub(super) struct KeyState {
 }
 
 impl KeyState {
+    #[inline]
     pub(super) fn is_on(&self) -> bool {
         !self.off.load(Ordering::Relaxed)
     }
@@ -119,16 +120,19 @@ impl KeyState {
     }
 
     /// The mean time to the first byte, in ms; 0: not known.
+    #[inline]
     pub(super) fn first_byte_ms(&self, now: u64) -> f32 {
         self.first_byte.at(now).0
     }
 
     /// All of it as numbers.
+    #[inline]
     pub(super) fn row(&self, at: usize, pool: usize, cap: u32, model: Option<&ModelName>, now: u64) -> Row {
         let since = |time: &AtomicU64| {
             time.load(Ordering::Relaxed).checked_sub(1).map(|time| now.saturating_sub(time))
         };
         let (failed, limited) = (self.failed.at(now), self.limited.at(now));
+        let served = if failed > 0.0 || limited > 0.0 { self.served.at(now) } else { 0.0 };
         let first_byte = self.first_byte.at(now);
         Row {
             at,
@@ -139,7 +143,7 @@ impl KeyState {
             fresh_us: since(&self.chosen),
             turn: self.turn.load(Ordering::Relaxed),
             rest_us: self.rests.until(model, now).saturating_sub(now),
-            served: self.served.at(now),
+            served,
             failed,
             limited,
             first_byte_ms: first_byte.0,
@@ -154,6 +158,7 @@ struct Stamped(AtomicU64);
 
 impl Stamped {
     /// The number, and its age in µs.
+    #[inline]
     fn load(&self, now: u64) -> (f32, u64) {
         Self::unpack(self.0.load(Ordering::Relaxed), now)
     }
@@ -183,6 +188,7 @@ impl Fading {
         self.0.update(now, |count, age| faded(count, age) + 1.0);
     }
 
+    #[inline]
     fn at(&self, now: u64) -> f32 {
         match self.0.load(now) {
             // Most keys never fail.
@@ -193,6 +199,7 @@ impl Fading {
 }
 
 #[allow(clippy::cast_precision_loss)] // a share of a half-life
+#[inline(never)] // most keys have nothing that fades, and a choice looks at many
 fn faded(count: f32, age: u64) -> f32 {
     // Below a tick nothing has faded that could be told.
     if age < 2 * TICK_US { count } else { count * (-(age as f32) / HALF_LIFE.as_micros() as f32).exp2() }
@@ -218,6 +225,7 @@ impl Mean {
     }
 
     /// In ms, and its age in µs; 0: too little is known.
+    #[inline]
     fn at(&self, now: u64) -> (f32, u64) {
         let (mean, age, count) = Self::unpack(self.0.load(Ordering::Relaxed), now);
         let known = count >= u64::from(SAMPLES) && !Self::is_stale(age);
@@ -245,6 +253,7 @@ struct Rests {
 }
 
 impl Rests {
+    #[inline]
     fn until(&self, model: Option<&ModelName>, now: u64) -> u64 {
         let all = self.all.load(Ordering::Relaxed);
         if self.latest.load(Ordering::Relaxed) <= now {
@@ -309,6 +318,10 @@ mod tests {
             let failed = state.row(0, 0, 8, None, halves * half).failed;
             assert!((failed - left).abs() < 0.01, "{failed} after {halves}, {left} was expected");
         }
+        assert_eq!(state.row(0, 0, 8, None, half).served, 0.0, "none ended well");
+        state.lent(None, half);
+        state.returned(Ended::Well, None, half);
+        assert_eq!(state.row(0, 0, 8, None, half).served, 1.0, "it counts beside those that did not");
         state.returned(Ended::Badly, None, half);
         assert!((state.row(0, 0, 8, None, half).failed - 5.0).abs() < 0.01, "four of before, and one");
     }
@@ -327,7 +340,7 @@ mod tests {
             }
         });
         let row = state.row(0, 0, 8, None, 5);
-        assert_eq!((row.in_flight, row.served), (0, 4000.0));
+        assert_eq!((row.in_flight, state.served.at(5)), (0, 4000.0));
         assert!((row.first_byte_ms - 20.0).abs() < 0.1, "{row:?}");
     }
 
