@@ -269,7 +269,7 @@ impl Rooms {
             return Err(faults::no_candidate(route, &choice.wish().model));
         }
         let until = tokio::time::Instant::now() + route.max_wait;
-        let outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
+        let mut outgoing = Outgoing::new(head, route, self.routes.apps(), self.config.compressed);
         let mut kept: Option<Box<Reply>> = None;
         loop {
             let mut in_use = match self.acquire(route, (&mut choice, until), body).await {
@@ -279,7 +279,7 @@ impl Rooms {
             };
             trace.leased(&in_use.lease);
             let last = trace.attempts() >= retry.max_attempts;
-            let answer = match self.send(&outgoing, route, &mut in_use, body, trace).await? {
+            let answer = match self.send(&mut outgoing, route, &mut in_use, body, trace).await? {
                 Ok(answer) => answer,
                 Err(error) => {
                     in_use.report(Outcome::plain(Class::Network, None), &choice.wish().model);
@@ -362,7 +362,7 @@ impl Rooms {
     /// One sending, ended at once when its lease is lost.
     async fn send(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &mut Outgoing,
         route: &Route,
         in_use: &mut InUse,
         body: &Replay,

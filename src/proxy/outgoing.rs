@@ -54,8 +54,9 @@ impl Outgoing {
         &self.method
     }
 
-    /// One sending, with this key.
-    pub(super) fn with_key(&self, route: &Route, key: Option<&RingKey>) -> Result<Request<()>, Fault> {
+    /// One sending, with this key. The headers themselves go, and a copy stays for another sending: hyper reads the
+    /// answer into the map that the request was in, and a copy has no room for what an answer has more.
+    pub(super) fn with_key(&mut self, route: &Route, key: Option<&RingKey>) -> Result<Request<()>, Fault> {
         let provider = route.provider();
         let key = key
             .ok_or_else(|| Fault::new(Code::KeyUnavailable, "the leased key is no longer configured here"))?;
@@ -70,7 +71,8 @@ impl Outgoing {
             let kept = |name: &str| provider.keep.iter().any(|kept| kept.strip_prefix('?') == Some(name));
             catalogue::credential_queries().iter().any(|name| pair.name_is(name) && !kept(name))
         };
-        let mut fields = self.headers.clone();
+        let copy = self.headers.clone();
+        let mut fields = std::mem::replace(&mut self.headers, copy);
         if self.websocket {
             headers::put_websocket(&mut fields);
         }
