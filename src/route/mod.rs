@@ -35,6 +35,7 @@ mod upgrade;
 use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Providers, Ring};
 pub use standing::Standing;
+use steering::Steering;
 use target::{host_header, host_key, is_loopback_name, refuse_dot_segments, refuse_userinfo};
 use upgrade::asks_upgrade;
 
@@ -411,11 +412,11 @@ impl Routes {
             ));
         }
         denied::refuse_denied(&keys.provider, target.path(), path)?;
-        let pool = self.pool_for(&head.headers, app, &keys)?;
-        let pinned = steering::pinned(&head.headers, provider)?;
+        let steering = Steering::of(&head.headers);
+        let pool = self.pool_for(&steering, app, &keys)?;
+        let pinned = steering.pinned(provider)?;
         let usual_wait = self.config.queue.max_wait;
-        let max_wait = steering::max_wait(&head.headers)?
-            .map_or(usual_wait, |wait| wait.min(LONGEST_WAIT.max(usual_wait)));
+        let max_wait = steering.max_wait()?.map_or(usual_wait, |wait| wait.min(LONGEST_WAIT.max(usual_wait)));
         Ok(Plan::Lend(Box::new(Route {
             keys,
             mode,
@@ -431,8 +432,13 @@ impl Routes {
         })))
     }
 
-    fn pool_for(&self, headers: &HeaderMap, app: &AppConfig, keys: &ProviderKeys) -> Result<PoolName, Fault> {
-        let asked = steering::pool(headers)?;
+    fn pool_for(
+        &self,
+        steering: &Steering<'_>,
+        app: &AppConfig,
+        keys: &ProviderKeys,
+    ) -> Result<PoolName, Fault> {
+        let asked = steering.pool()?;
         let allowed = |pool: &PoolName| {
             !self.apps.required()
                 || app.pools.contains(pool)

@@ -4,62 +4,71 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName};
 
-use crate::fields;
 use crate::model::{Code, Fault, KeyId, PoolName, ProviderName};
 
+/// How the names of all of them begin.
+const PREFIX: &str = "x-lessor-";
 const POOL: HeaderName = HeaderName::from_static("x-lessor-pool");
 const KEY: HeaderName = HeaderName::from_static("x-lessor-key");
 const MAX_WAIT: HeaderName = HeaderName::from_static("x-lessor-max-wait");
 
-/// The pool that the request asks for.
-pub(super) fn pool(headers: &HeaderMap) -> Result<Option<PoolName>, Fault> {
-    read(headers, &POOL)
-}
+/// What one request says of it; `None` where it says nothing, as most do.
+pub(super) struct Steering<'h>(Option<&'h HeaderMap>);
 
-/// How long it says that it may wait.
-pub(super) fn max_wait(headers: &HeaderMap) -> Result<Option<Duration>, Fault> {
-    text_of(headers, &MAX_WAIT)?.map(parse_wait).transpose()
-}
-
-/// The key that the request asks for: its id, or `provider/id` as commands name it.
-pub(super) fn pinned(headers: &HeaderMap, of: &ProviderName) -> Result<Option<KeyId>, Fault> {
-    let name = &KEY;
-    let Some(text) = text_of(headers, name)? else { return Ok(None) };
-    let Some((provider, id)) = text.split_once('/') else { return read(headers, name) };
-    match id.parse() {
-        Ok(id) if provider == of.as_str() => Ok(Some(id)),
-        Ok::<KeyId, _>(id) => Err(Fault::new(
-            Code::BadRequest,
-            format!(
-                "{name}: this request is for `{of}`, and `{text}` is no key of that; write `{id}` for one of `{of}`"
-            ),
-        )),
-        Err(error) => Err(Fault::new(Code::BadRequest, format!("{name}: {error}"))),
+impl<'h> Steering<'h> {
+    pub(super) fn of(headers: &'h HeaderMap) -> Self {
+        let steers = headers.keys().any(|name| name.as_str().starts_with(PREFIX));
+        Self(steers.then_some(headers))
     }
-}
 
-/// A header's value, when given exactly once.
-fn text_of<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Fault> {
-    if !fields::has(headers, name) {
-        return Ok(None);
+    /// The pool that the request asks for.
+    pub(super) fn pool(&self) -> Result<Option<PoolName>, Fault> {
+        self.read(&POOL)
     }
-    let mut all = headers.get_all(name).iter();
-    match (all.next(), all.next()) {
-        (None, _) => Ok(None),
-        (Some(value), None) => match value.to_str() {
-            Ok(text) => Ok(Some(text.trim())),
-            Err(_) => Err(Fault::new(Code::BadRequest, format!("{name} is not readable"))),
-        },
-        _ => Err(Fault::new(Code::BadRequest, format!("{name} is given twice"))),
-    }
-}
 
-fn read<T: std::str::FromStr<Err: std::fmt::Display>>(
-    headers: &HeaderMap,
-    name: &HeaderName,
-) -> Result<Option<T>, Fault> {
-    let Some(text) = text_of(headers, name)? else { return Ok(None) };
-    text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
+    /// How long it says that it may wait.
+    pub(super) fn max_wait(&self) -> Result<Option<Duration>, Fault> {
+        self.text_of(&MAX_WAIT)?.map(parse_wait).transpose()
+    }
+
+    /// The key that the request asks for: its id, or `provider/id` as commands name it.
+    pub(super) fn pinned(&self, of: &ProviderName) -> Result<Option<KeyId>, Fault> {
+        let name = &KEY;
+        let Some(text) = self.text_of(name)? else { return Ok(None) };
+        let Some((provider, id)) = text.split_once('/') else { return self.read(name) };
+        match id.parse() {
+            Ok(id) if provider == of.as_str() => Ok(Some(id)),
+            Ok::<KeyId, _>(id) => Err(Fault::new(
+                Code::BadRequest,
+                format!(
+                    "{name}: this request is for `{of}`, and `{text}` is no key of that; write `{id}` for one of `{of}`"
+                ),
+            )),
+            Err(error) => Err(Fault::new(Code::BadRequest, format!("{name}: {error}"))),
+        }
+    }
+
+    /// A header's value, when given exactly once.
+    fn text_of(&self, name: &HeaderName) -> Result<Option<&'h str>, Fault> {
+        let Some(headers) = self.0 else { return Ok(None) };
+        let mut all = headers.get_all(name).iter();
+        match (all.next(), all.next()) {
+            (None, _) => Ok(None),
+            (Some(value), None) => match value.to_str() {
+                Ok(text) => Ok(Some(text.trim())),
+                Err(_) => Err(Fault::new(Code::BadRequest, format!("{name} is not readable"))),
+            },
+            _ => Err(Fault::new(Code::BadRequest, format!("{name} is given twice"))),
+        }
+    }
+
+    fn read<T: std::str::FromStr<Err: std::fmt::Display>>(
+        &self,
+        name: &HeaderName,
+    ) -> Result<Option<T>, Fault> {
+        let Some(text) = self.text_of(name)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|error| Fault::new(Code::BadRequest, format!("{name}: {error}")))
+    }
 }
 
 /// `500ms`, `3s`, or whole seconds.
