@@ -272,20 +272,21 @@ impl<'f> ModelScan<'f> {
     /// `last` is its last piece, and mostly the only one: then it is looked at where it is.
     fn end_text(&mut self, key: bool, last: &[u8]) {
         if self.text.is_empty() {
-            self.judge_text(key, last);
+            // It would have been cut at an escape.
+            self.judge_text(key, last, plain);
         } else {
             self.keep(last);
             let text = std::mem::take(&mut self.text);
-            self.judge_text(key, &text);
+            self.judge_text(key, &text, unescaped);
         }
     }
 
-    fn judge_text(&mut self, key: bool, text: &[u8]) {
+    fn judge_text(&mut self, key: bool, text: &[u8], read: fn(&[u8]) -> Option<Cow<'_, str>>) {
         let collected = std::mem::take(&mut self.collect);
         if key {
             self.state = State::Colon;
             if collected && text.len() <= MAX_TEXT {
-                match unescaped(text) {
+                match read(text) {
                     Some(name) => self.at_model = *name == *self.field,
                     None => self.state = State::Broken,
                 }
@@ -298,7 +299,7 @@ impl<'f> ModelScan<'f> {
         }
         self.state = State::After;
         if collected {
-            self.model = unescaped(text).and_then(|text| ModelName::new(&text));
+            self.model = read(text).and_then(|text| ModelName::new(&text));
             if self.model.is_none() || text.len() > MAX_TEXT {
                 self.state = State::Broken;
             }
@@ -306,14 +307,17 @@ impl<'f> ModelScan<'f> {
     }
 }
 
+/// The text of a JSON string in which nothing is escaped; `None` when it is not valid.
+fn plain(raw: &[u8]) -> Option<Cow<'_, str>> {
+    // Control characters must be escaped (RFC 8259, section 7).
+    let sound = raw.iter().all(|byte| *byte >= b' ');
+    std::str::from_utf8(raw).ok().filter(|_| sound).map(Cow::Borrowed)
+}
+
 /// A JSON string's text; `None` when it is not valid.
 fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
     if !raw.contains(&b'\\') {
-        // Control characters must be escaped (RFC 8259, section 7).
-        return std::str::from_utf8(raw)
-            .ok()
-            .filter(|_| raw.iter().all(|byte| *byte >= b' '))
-            .map(Cow::Borrowed);
+        return plain(raw);
     }
     let mut quoted = Vec::with_capacity(raw.len() + 2);
     quoted.push(b'"');
