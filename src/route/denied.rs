@@ -61,10 +61,13 @@ struct Reading<'p>(Vec<Cow<'p, [u8]>>);
 impl<'p> Reading<'p> {
     fn of(path: &'p [u8]) -> Self {
         let mut segments: Vec<Cow<'p, [u8]>> = Vec::new();
-        // What a decoded `?` or `#` begins is no path any more for who reads it again.
-        let end = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
-        for segment in path[..end].split(|byte| matches!(byte, b'/' | b'\\')) {
-            let name = name_of(segment);
+        let mut rest = path;
+        loop {
+            let plain = rest.iter().take_while(is_plain).count();
+            let within = |byte: &&u8| !matches!(**byte, b'/' | b'\\' | b'?' | b'#');
+            let more = rest[plain..].iter().take_while(within).count();
+            let (segment, behind) = rest.split_at(plain + more);
+            let name = if more == 0 { Cow::Borrowed(segment) } else { name_of(segment) };
             match &*name {
                 b"" | b"." => {}
                 b".." => {
@@ -72,8 +75,12 @@ impl<'p> Reading<'p> {
                 }
                 _ => segments.push(name),
             }
+            match behind {
+                [b'/' | b'\\', behind @ ..] => rest = behind,
+                // What a decoded `?` or `#` begins is no path any more for who reads it again.
+                _ => return Self(segments),
+            }
         }
-        Self(segments)
     }
 
     /// This path, and what is left of it without each part of the base URL's path that it begins with: a
@@ -84,12 +91,14 @@ impl<'p> Reading<'p> {
     }
 }
 
+/// Whether every server reads a byte as it is; most paths are made of such.
+fn is_plain(byte: &&u8) -> bool {
+    matches!(**byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.')
+}
+
 /// A segment without its parameters, in lower case, and without blanks and control characters: some cut those off
 /// or skip them.
 fn name_of(segment: &[u8]) -> Cow<'_, [u8]> {
-    if segment.iter().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.')) {
-        return Cow::Borrowed(segment);
-    }
     let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
     let visible = name.iter().filter(|byte| **byte > b' ' && **byte != 0x7f);
     visible.map(u8::to_ascii_lowercase).collect()
