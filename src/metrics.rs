@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::model::{Class, KeyId, KeyStatus, Mode, PoolName, ProviderName};
+use crate::model::{Class, KeyId, KeyStatus, Map, Mode, PoolName, ProviderName};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -132,6 +132,9 @@ pub struct Metrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
+    /// Those of `requests` that were counted already. A family looks its labels up by a hash that withstands whoever
+    /// chooses them; these are the house's own.
+    requests_known: RwLock<Map<RequestLabels, Counter>>,
     duration: Histogram,
     overhead: Histogram,
     leases_active: Family<KeyLabels, Gauge>,
@@ -174,6 +177,7 @@ impl Metrics {
         let mut inner = Inner {
             registry: Registry::with_prefix("lessor"),
             requests: Family::default(),
+            requests_known: RwLock::default(),
             duration: histogram(),
             overhead: histogram(),
             leases_active: Family::default(),
@@ -257,9 +261,17 @@ impl Metrics {
         outcome: &'static str,
         total: Duration,
     ) {
-        let labels = RequestLabels { provider: OfProvider(provider), mode: mode.as_str(), outcome };
-        self.0.requests.get_or_create(&labels).inc();
         self.0.duration.observe(total.as_secs_f64());
+        let labels = RequestLabels { provider: OfProvider(provider), mode: mode.as_str(), outcome };
+        let known = self.0.requests_known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counter) = known.get(&labels) {
+            counter.inc();
+            return;
+        }
+        drop(known);
+        let counter = self.0.requests.get_or_create_owned(&labels);
+        counter.inc();
+        self.0.requests_known.write().unwrap_or_else(PoisonError::into_inner).insert(labels, counter);
     }
 
     /// lessor's own share of one request's time to the answer's head.

@@ -154,7 +154,7 @@ impl Json {
         let Some(value) = value else { return };
         self.put(before);
         self.put(value);
-        self.put("\"");
+        self.0.push(b'"');
     }
 
     /// Any value.
