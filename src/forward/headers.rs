@@ -4,7 +4,7 @@
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-use crate::fields;
+use crate::fields::{self, Rare};
 
 /// Whether a field is meant for the next hop alone (RFC 9110, section 7.6.1).
 fn is_hop_by_hop(name: &str) -> bool {
@@ -24,9 +24,6 @@ fn is_hop_by_hop(name: &str) -> bool {
 /// Takes out what `Connection` lists. Framing and `Host` are not a client's to remove by this: they are
 /// written anew, and without the length a body would go out in another framing than it came.
 fn strip_listed(headers: &mut HeaderMap) {
-    if !fields::has(headers, &CONNECTION) {
-        return;
-    }
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -41,14 +38,15 @@ fn strip_listed(headers: &mut HeaderMap) {
 }
 
 /// A request's headers as they go on to `host`, from a client that spoke `version`; without those, too, whose
-/// name `goes`.
+/// name `goes`. Of what is `rare` they have this.
 pub fn strip_request(
     headers: &mut HeaderMap,
+    rare: Rare,
     version: Version,
     host: HeaderValue,
     goes: impl Fn(&str) -> bool,
 ) {
-    strip_hop_by_hop(headers, goes);
+    strip_hop_by_hop(headers, rare, goes);
     // In place of the caller's, which named lessor.
     headers.insert(HOST, host);
     if version == Version::HTTP_2 {
@@ -58,7 +56,7 @@ pub fn strip_request(
 
 /// A request's trailers as they go on.
 pub fn strip_trailers(trailers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
-    strip_hop_by_hop(trailers, |name| name == "host" || goes(name));
+    strip_hop_by_hop(trailers, Rare::of(trailers), |name| name == "host" || goes(name));
 }
 
 /// HTTP/2 may split a cookie into lines, which HTTP/1.1 does not know (RFC 9113, section 8.2.3).
@@ -75,13 +73,15 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Takes out what is meant for the next hop alone, and what `goes`. `TE: trailers` alone survives, since it is the
 /// only way to ask the provider for trailers.
-fn strip_hop_by_hop(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
+fn strip_hop_by_hop(headers: &mut HeaderMap, rare: Rare, goes: impl Fn(&str) -> bool) {
     let asks = |value: &HeaderValue| {
         let mut tokens = value.to_str().unwrap_or_default().split(',');
         tokens.any(|token| token.trim().eq_ignore_ascii_case("trailers"))
     };
-    let wants_trailers = fields::has(headers, &TE) && headers.get_all(TE).iter().any(asks);
-    strip_listed(headers);
+    let wants_trailers = rare.has(Rare::TE) && headers.get_all(TE).iter().any(asks);
+    if rare.has(Rare::CONNECTION) {
+        strip_listed(headers);
+    }
     fields::remove(headers, |name| {
         is_hop_by_hop(name) || matches!(name, "http2-settings" | "expect") || goes(name)
     });
@@ -94,7 +94,9 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, goes: impl Fn(&str) -> bool) {
 /// false and goes too.
 pub fn strip_response(headers: &mut HeaderMap) {
     let coded = fields::has(headers, &TRANSFER_ENCODING);
-    strip_listed(headers);
+    if fields::has(headers, &CONNECTION) {
+        strip_listed(headers);
+    }
     fields::remove(headers, is_hop_by_hop);
     if coded {
         headers.remove(CONTENT_LENGTH);
@@ -144,7 +146,8 @@ mod tests {
     }
 
     fn strip(headers: &mut HeaderMap, version: Version) {
-        strip_request(headers, version, HeaderValue::from_static("api"), |_| false);
+        let rare = Rare::of(headers);
+        strip_request(headers, rare, version, HeaderValue::from_static("api"), |_| false);
     }
 
     #[test]

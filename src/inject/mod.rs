@@ -57,9 +57,6 @@ pub fn strip_own(headers: &mut HeaderMap) {
 
 /// Removes the WebSocket subprotocols for which `goes` holds; the others stay byte for byte.
 pub fn strip_subprotocols(headers: &mut HeaderMap, goes: impl Fn(&[u8]) -> bool) {
-    if !fields::has(headers, &SEC_WEBSOCKET_PROTOCOL) {
-        return;
-    }
     let members = |line: &HeaderValue| line.as_bytes().split(|byte| *byte == b',').any(&goes);
     if !headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().any(members) {
         return;

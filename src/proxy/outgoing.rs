@@ -5,6 +5,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Uri, Version};
 
 use crate::config::{Compressed, Place, Provider, Scrub, catalogue, places};
+use crate::fields::Rare;
 use crate::forward::headers;
 use crate::inject;
 use crate::model::{Code, Fault};
@@ -27,10 +28,12 @@ impl Outgoing {
     pub(super) fn new(head: Parts, route: &Route, apps: &Apps, compressed: Compressed) -> Self {
         let (mut fields, provider) = (head.headers, route.provider());
         let replaced = |name: &str| inject::is_replaced(name, provider);
-        headers::strip_request(&mut fields, head.version, route.host.clone(), |name| {
+        headers::strip_request(&mut fields, route.rare, head.version, route.host.clone(), |name| {
             inject::never_leaves(name, &provider.keep) && !replaced(name)
         });
-        inject::strip_subprotocols(&mut fields, |member| is_credential(member, provider));
+        if route.rare.has(Rare::SUBPROTOCOL) {
+            inject::strip_subprotocols(&mut fields, |member| is_credential(member, provider));
+        }
         strip_tokens(&mut fields, apps, replaced);
         if compressed == Compressed::Decode && provider.scrub == Scrub::On {
             // What comes in a coding that cannot be taken off cannot be looked into either.
@@ -85,7 +88,8 @@ impl Outgoing {
 /// A request for a host that is no provider's: as it is, less what is hop-by-hop or lessor's own.
 pub(super) fn for_other_host(head: Parts, target: Uri, websocket: bool, apps: &Apps) -> Request<()> {
     let mut fields = head.headers;
-    headers::strip_request(&mut fields, head.version, host_header(&target), inject::is_own);
+    let rare = Rare::of(&fields);
+    headers::strip_request(&mut fields, rare, head.version, host_header(&target), inject::is_own);
     strip_tokens(&mut fields, apps, |_| false);
     if websocket {
         headers::put_websocket(&mut fields);

@@ -9,7 +9,7 @@ use http::{Method, Uri};
 
 use super::target::{connect_target, host_key, refuse_dot_segments};
 use super::{
-    Caller, From, Plan, Routes, forward_target, host_of, refuse_bad_port, refuse_foreign_port,
+    Caller, From, Head, Plan, Routes, forward_target, host_of, refuse_bad_port, refuse_foreign_port,
     refuse_method_and_upgrade,
 };
 use crate::config::Provider;
@@ -48,7 +48,13 @@ impl Routes {
     }
 
     /// Judges a request inside a tunnel that was opened here.
-    pub(super) fn inside(&self, head: &Parts, inside: &Inside, caller: &mut Caller) -> Result<Plan, Fault> {
+    pub(super) fn inside(
+        &self,
+        asked: Head<'_>,
+        inside: &Inside,
+        caller: &mut Caller,
+    ) -> Result<Plan, Fault> {
+        let head = asked.parts;
         let denied = |why| Fault::new(Code::AppForbidden, why);
         let app = self
             .apps
@@ -58,11 +64,11 @@ impl Routes {
         if head.method == Method::CONNECT {
             return Err(Fault::new(Code::MethodDenied, "this is the inside of a CONNECT already"));
         }
-        refuse_method_and_upgrade(head)?;
+        refuse_method_and_upgrade(asked)?;
         refuse_misdirected(head, inside)?;
         if inside.site.is_own {
-            self.refuse_foreign_page(&head.headers, host_of(head)?)?;
-            return self.by_path(head, app);
+            self.refuse_foreign_page(asked, host_of(head)?)?;
+            return self.by_path(asked, app);
         }
         let path = head.uri.path();
         if !path.starts_with('/') {
@@ -74,7 +80,7 @@ impl Routes {
             return Err(Fault::new(Code::DestinationDenied, why));
         };
         let to = forward_target(&keys, &inside.host, path, head.uri.query())?;
-        self.lend(head, keys, Mode::Connect, to, path, app)
+        self.lend(asked, keys, Mode::Connect, to, path, app)
     }
 }
 

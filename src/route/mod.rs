@@ -11,10 +11,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{HOST, ORIGIN, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, request::Parts};
+use http::{HeaderName, HeaderValue, Method, Uri, Version, request::Parts};
 
 use crate::config::{AppConfig, Config, ModelAfter, Provider};
-use crate::fields;
+use crate::fields::Rare;
 use crate::model::{AppName, Code, Fault, Inside, KeyId, Mode, ModelName, PoolName, Site};
 
 pub mod apps;
@@ -110,6 +110,19 @@ impl Caller {
     }
 }
 
+/// A request's head, and what it has of what few have.
+#[derive(Clone, Copy)]
+struct Head<'h> {
+    parts: &'h Parts,
+    rare: Rare,
+}
+
+impl<'h> Head<'h> {
+    fn of(parts: &'h Parts) -> Self {
+        Self { parts, rare: Rare::of(&parts.headers) }
+    }
+}
+
 /// A request for a provider.
 #[derive(Debug)]
 pub struct Route {
@@ -123,6 +136,8 @@ pub struct Route {
     pub host: HeaderValue,
     /// It asks for a WebSocket.
     pub websocket: bool,
+    /// Which rare fields its head has.
+    pub rare: Rare,
     /// Where the provider-relative path begins in the target's.
     behind: usize,
     /// Who asks.
@@ -236,9 +251,10 @@ impl Routes {
         from: From,
         caller: &mut Caller,
     ) -> Result<Plan, Fault> {
-        refuse_bad_framing(head, saw_length)?;
+        let asked = Head::of(head);
+        refuse_bad_framing(asked, saw_length)?;
         if let Some(inside) = head.extensions.get::<Arc<Inside>>() {
-            return self.inside(head, inside, caller);
+            return self.inside(asked, inside, caller);
         }
         if head.method == Method::CONNECT {
             if head.version == Version::HTTP_2 {
@@ -248,10 +264,10 @@ impl Routes {
             }
             return self.connect(head, from, caller);
         }
-        refuse_method_and_upgrade(head)?;
+        refuse_method_and_upgrade(asked)?;
         match head.uri.authority() {
-            Some(authority) => self.absolute(head, authority, from, caller),
-            None => self.base_url(head, from, host_of(head)?, caller),
+            Some(authority) => self.absolute(asked, authority, from, caller),
+            None => self.base_url(asked, from, host_of(head)?, caller),
         }
     }
 
@@ -306,16 +322,18 @@ impl Routes {
         }
     }
 
-    fn base_url(&self, head: &Parts, from: From, host: &str, caller: &mut Caller) -> Result<Plan, Fault> {
+    fn base_url(&self, asked: Head<'_>, from: From, host: &str, caller: &mut Caller) -> Result<Plan, Fault> {
+        let head = asked.parts;
         self.refuse_foreign_host(host, from)?;
-        self.refuse_foreign_page(&head.headers, host)?;
+        self.refuse_foreign_page(asked, host)?;
         let app = self.apps.identify(Mode::BaseUrl, from, &head.headers, head.uri.query(), true)?;
         self.admit(app, caller)?;
-        self.by_path(head, app)
+        self.by_path(asked, app)
     }
 
     /// To the provider that the path begins with.
-    fn by_path(&self, head: &Parts, app: &AppConfig) -> Result<Plan, Fault> {
+    fn by_path(&self, asked: Head<'_>, app: &AppConfig) -> Result<Plan, Fault> {
+        let head = asked.parts;
         let path = head.uri.path();
         refuse_dot_segments(path)?;
         let (name, rest) = first_segment(path);
@@ -327,16 +345,17 @@ impl Routes {
         let full = if joined.is_empty() { "/" } else { &*joined };
         let target = build_target(base, None, full, head.uri.query())?;
         let to = (target, keys.host.clone());
-        self.lend(head, keys, Mode::BaseUrl, to, rest, app)
+        self.lend(asked, keys, Mode::BaseUrl, to, rest, app)
     }
 
     fn absolute(
         &self,
-        head: &Parts,
+        asked: Head<'_>,
         authority: &Authority,
         from: From,
         caller: &mut Caller,
     ) -> Result<Plan, Fault> {
+        let head = asked.parts;
         refuse_userinfo(authority)?;
         let named = host_of(head)?;
         if head.version == Version::HTTP_2 && !named.eq_ignore_ascii_case(authority.as_str()) {
@@ -349,7 +368,7 @@ impl Routes {
         }
         refuse_bad_port(authority)?;
         if self.is_own(head, authority, from) {
-            return self.base_url(head, from, authority.as_str(), caller);
+            return self.base_url(asked, from, authority.as_str(), caller);
         }
         let path = head.uri.path();
         refuse_dot_segments(path)?;
@@ -366,7 +385,7 @@ impl Routes {
                 refuse_foreign_port(&keys.provider, &host, port)?;
             }
             let to = forward_target(&keys, &host, path, head.uri.query())?;
-            return self.lend(head, keys, Mode::Forward, to, path, app);
+            return self.lend(asked, keys, Mode::Forward, to, path, app);
         }
         if self.looks_like_base_url(head, &host) {
             // Passed on, the request would go, in the clear, to whoever has that name.
@@ -385,7 +404,7 @@ impl Routes {
                 "the query carries an app token, which is for lessor alone",
             ));
         }
-        let websocket = asks_upgrade(&head.headers);
+        let websocket = asks_upgrade(asked);
         Ok(Plan::Pass { target: head.uri.clone(), websocket, app: app.name.clone() })
     }
 
@@ -397,7 +416,7 @@ impl Routes {
 
     fn lend(
         &self,
-        head: &Parts,
+        asked: Head<'_>,
         keys: Arc<ProviderKeys>,
         mode: Mode,
         (target, host): (Uri, HeaderValue),
@@ -412,7 +431,7 @@ impl Routes {
             ));
         }
         denied::refuse_denied(&keys.provider, target.path(), path)?;
-        let steering = Steering::of(&head.headers);
+        let steering = Steering::of(asked);
         let pool = self.pool_for(&steering, app, &keys)?;
         let pinned = steering.pinned(provider)?;
         let usual_wait = self.config.queue.max_wait;
@@ -424,7 +443,8 @@ impl Routes {
             behind: target.path().len().saturating_sub(path.len()),
             target,
             host,
-            websocket: asks_upgrade(&head.headers),
+            websocket: asks_upgrade(asked),
+            rare: asked.rare,
             app: app.name.clone(),
             pool,
             pinned,
@@ -548,13 +568,17 @@ impl Routes {
 
     /// `host` is the sidecar's, as this request names it: some clients that are no browsers say that their origin
     /// is where they connect to, and lessor has no pages of its own.
-    fn refuse_foreign_page(&self, headers: &HeaderMap, host: &str) -> Result<(), Fault> {
+    fn refuse_foreign_page(&self, asked: Head<'_>, host: &str) -> Result<(), Fault> {
         let own = |origin: &[u8]| origin.strip_prefix(b"http://").is_some_and(|at| at == host.as_bytes());
         let allowed = |origin: &[u8]| {
             own(origin) || self.config.listen.allow_origins.iter().any(|known| known.as_bytes() == origin)
         };
-        let cross = || fields::get(headers, &FETCH_SITE).is_some_and(|site| site == "cross-site");
-        match fields::get(headers, &ORIGIN) {
+        if !asked.rare.has(Rare::ORIGIN | Rare::FETCH_SITE) {
+            return Ok(());
+        }
+        let headers = &asked.parts.headers;
+        let cross = || headers.get(FETCH_SITE).is_some_and(|site| site == "cross-site");
+        match headers.get(ORIGIN) {
             Some(origin) if allowed(origin.as_bytes()) => Ok(()),
             None if !cross() => Ok(()),
             _ => Err(Fault::new(
@@ -655,10 +679,11 @@ fn host_of(head: &Parts) -> Result<&str, Fault> {
 
 /// Refuses what different parsers read differently: lengths beside transfer codings, codings other than
 /// one `chunked` (RFC 9112, section 6).
-fn refuse_bad_framing(head: &Parts, saw_length: bool) -> Result<(), Fault> {
-    if !fields::has(&head.headers, &TRANSFER_ENCODING) {
+fn refuse_bad_framing(asked: Head<'_>, saw_length: bool) -> Result<(), Fault> {
+    if !asked.rare.has(Rare::TRANSFER_ENCODING) {
         return Ok(());
     }
+    let head = asked.parts;
     let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(()) };
     if saw_length || head.headers.contains_key(http::header::CONTENT_LENGTH) {
@@ -673,12 +698,11 @@ fn refuse_bad_framing(head: &Parts, saw_length: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-fn refuse_method_and_upgrade(head: &Parts) -> Result<(), Fault> {
-    if head.method == Method::TRACE {
+fn refuse_method_and_upgrade(asked: Head<'_>) -> Result<(), Fault> {
+    if asked.parts.method == Method::TRACE {
         return Err(Fault::new(Code::MethodDenied, "TRACE would return the key; it is not forwarded"));
     }
-    upgrade::refuse_bad_upgrade(head)?;
-    Ok(())
+    upgrade::refuse_bad_upgrade(asked)
 }
 
 /// Refuses `host:` and ports beyond 65535, which would be taken for no port at all.

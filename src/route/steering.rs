@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName};
 
+use super::Head;
+use crate::fields::Rare;
 use crate::model::{Code, Fault, KeyId, PoolName, ProviderName};
 
-/// How the names of all of them begin.
-const PREFIX: &str = "x-lessor-";
 const POOL: HeaderName = HeaderName::from_static("x-lessor-pool");
 const KEY: HeaderName = HeaderName::from_static("x-lessor-key");
 const MAX_WAIT: HeaderName = HeaderName::from_static("x-lessor-max-wait");
@@ -16,9 +16,8 @@ const MAX_WAIT: HeaderName = HeaderName::from_static("x-lessor-max-wait");
 pub(super) struct Steering<'h>(Option<&'h HeaderMap>);
 
 impl<'h> Steering<'h> {
-    pub(super) fn of(headers: &'h HeaderMap) -> Self {
-        let steers = headers.keys().any(|name| name.as_str().starts_with(PREFIX));
-        Self(steers.then_some(headers))
+    pub(super) fn of(head: Head<'h>) -> Self {
+        Self(head.rare.has(Rare::OWN).then_some(&head.parts.headers))
     }
 
     /// The pool that the request asks for.

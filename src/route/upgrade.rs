@@ -6,28 +6,29 @@
 use http::header::{
     CONNECTION, CONTENT_LENGTH, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, TRANSFER_ENCODING, UPGRADE,
 };
-use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Version};
 
-use crate::fields;
+use super::Head;
+use crate::fields::Rare;
 use crate::model::{Code, Fault};
 
 /// Whether these are the headers of a request for an upgrade. Of those, `refuse_bad_upgrade` lets only
 /// WebSocket handshakes through. The mere offer of `h2c` is none: Java's client makes it with each request over
 /// plain http, and whoever does not take it up answers as if it were not there (RFC 9110, section 7.8). It is
 /// taken out on the way like all that is hop-by-hop, so no provider sees it.
-pub(super) fn asks_upgrade(headers: &HeaderMap) -> bool {
-    fields::has(headers, &UPGRADE) && connection_lists_upgrade(headers) && !is_only(headers, b"h2c")
+pub(super) fn asks_upgrade(head: Head<'_>) -> bool {
+    let headers = &head.parts.headers;
+    head.rare.has(Rare::UPGRADE) && connection_lists_upgrade(headers) && !is_only(headers, b"h2c")
 }
 
 /// Refuses upgrades other than to WebSocket, and handshakes that are not whole.
-pub(super) fn refuse_bad_upgrade(head: &Parts) -> Result<(), Fault> {
-    let headers = &head.headers;
-    if !fields::has(headers, &UPGRADE) {
+pub(super) fn refuse_bad_upgrade(head: Head<'_>) -> Result<(), Fault> {
+    if !head.rare.has(Rare::UPGRADE) {
         return Ok(());
     }
+    let headers = &head.parts.headers;
     let websocket = is_only(headers, b"websocket");
-    if !asks_upgrade(headers) {
+    if !asks_upgrade(head) {
         // Without being listed it is no request for an upgrade, and is taken out like all that is hop-by-hop.
         if websocket && headers.contains_key(SEC_WEBSOCKET_KEY) {
             return Err(malformed("Connection does not list `upgrade`"));
@@ -38,10 +39,10 @@ pub(super) fn refuse_bad_upgrade(head: &Parts) -> Result<(), Fault> {
         let why = "the only upgrade that is known is to `websocket`, alone in Upgrade";
         return Err(Fault::new(Code::UpgradeUnsupported, why));
     }
-    if head.method != Method::GET {
+    if head.parts.method != Method::GET {
         return Err(malformed("its method must be GET"));
     }
-    if head.version != Version::HTTP_11 {
+    if head.parts.version != Version::HTTP_11 {
         return Err(malformed("its version must be HTTP/1.1"));
     }
     let has_length = headers.get_all(CONTENT_LENGTH).iter().any(|length| length != "0");
@@ -82,6 +83,8 @@ fn connection_lists_upgrade(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use http::request::Parts;
+
     use super::*;
 
     fn head(lines: &[(&str, &str)]) -> Parts {
@@ -90,6 +93,10 @@ mod tests {
             request = request.header(*name, *value);
         }
         request.body(()).unwrap().into_parts().0
+    }
+
+    fn refused(head: &Parts) -> Result<(), Fault> {
+        refuse_bad_upgrade(Head::of(head))
     }
 
     const WHOLE: [(&str, &str); 4] = [
@@ -101,11 +108,11 @@ mod tests {
 
     #[test]
     fn a_whole_handshake_passes_and_one_without_any_of_its_parts_does_not() {
-        assert_eq!(refuse_bad_upgrade(&head(&WHOLE)), Ok(()));
+        assert_eq!(refused(&head(&WHOLE)), Ok(()));
         for missing in [0, 2, 3] {
             let mut lines = WHOLE.to_vec();
             lines.remove(missing);
-            assert_eq!(refuse_bad_upgrade(&head(&lines)).unwrap_err().code, Code::BadRequest, "{lines:?}");
+            assert_eq!(refused(&head(&lines)).unwrap_err().code, Code::BadRequest, "{lines:?}");
         }
     }
 
@@ -119,30 +126,26 @@ mod tests {
             (("upgrade", "h2c"), Code::UpgradeUnsupported),
         ] {
             let lines = [&WHOLE[..], &[line]].concat();
-            assert_eq!(refuse_bad_upgrade(&head(&lines)).unwrap_err().code, code, "{line:?}");
+            assert_eq!(refused(&head(&lines)).unwrap_err().code, code, "{line:?}");
         }
-        assert_eq!(refuse_bad_upgrade(&head(&[&WHOLE[..], &[("content-length", "0")]].concat())), Ok(()));
+        assert_eq!(refused(&head(&[&WHOLE[..], &[("content-length", "0")]].concat())), Ok(()));
         let mut post = head(&WHOLE);
         post.method = Method::POST;
-        assert_eq!(refuse_bad_upgrade(&post).unwrap_err().code, Code::BadRequest);
+        assert_eq!(refused(&post).unwrap_err().code, Code::BadRequest);
         let mut old = head(&WHOLE);
         old.version = Version::HTTP_10;
-        assert_eq!(refuse_bad_upgrade(&old).unwrap_err().code, Code::BadRequest);
+        assert_eq!(refused(&old).unwrap_err().code, Code::BadRequest);
     }
 
     #[test]
     fn other_upgrades_are_not_supported_and_an_unlisted_one_is_none() {
         for token in ["h2c, websocket", "websocket, h2c", "websocket/13", "websockets", "TLS/1.0"] {
             let lines = [("connection", "upgrade"), ("upgrade", token)];
-            assert_eq!(
-                refuse_bad_upgrade(&head(&lines)).unwrap_err().code,
-                Code::UpgradeUnsupported,
-                "{token}"
-            );
+            assert_eq!(refused(&head(&lines)).unwrap_err().code, Code::UpgradeUnsupported, "{token}");
         }
-        assert_eq!(refuse_bad_upgrade(&head(&[("upgrade", "h2c")])), Ok(()));
+        assert_eq!(refused(&head(&[("upgrade", "h2c")])), Ok(()));
         // An offer that may be passed over, and so is.
         let offer = head(&[("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c")]);
-        assert_eq!((refuse_bad_upgrade(&offer), asks_upgrade(&offer.headers)), (Ok(()), false));
+        assert_eq!((refused(&offer), asks_upgrade(Head::of(&offer))), (Ok(()), false));
     }
 }
