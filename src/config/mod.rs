@@ -20,6 +20,7 @@ pub mod catalogue;
 mod change;
 mod checks;
 mod commands;
+mod credential;
 mod defaults;
 mod disk;
 mod errors;
@@ -45,6 +46,7 @@ mod zero;
 
 pub use ca::CaFiles;
 pub use change::Change;
+pub use credential::{Credential, Filled};
 pub use disk::{OnDisk, Refused};
 pub use errors::{ConfigError, Mistake};
 pub use file::{load_app_token, load_file, load_listen, load_provider, load_str};

@@ -7,13 +7,14 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use bytes::Bytes;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Uri};
 use zeroize::Zeroizing;
 
-use crate::config::{Injection, KeyConfig, KeyHeader, Place, Provider, catalogue, places};
+use crate::config::{
+    Credential, Filled, Injection, KeyConfig, KeyHeader, Place, Provider, catalogue, places,
+};
 use crate::fields;
 use crate::model::{Code, Fault};
 
@@ -85,7 +86,7 @@ fn strip_query(query: &str, is_credential: impl Fn(&str) -> bool) -> Cow<'_, str
 }
 
 /// Removes the headers that carry this provider's or this key's credential, save those that are `put` in anew.
-fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig, put: &[Place]) {
+fn strip_places(headers: &mut HeaderMap, provider: &Provider, key: &KeyConfig, put: &[Filled]) {
     for name in places(&provider.inject).chain(places(&key.inject)).filter_map(Place::header) {
         let comes = put.iter().any(|place| place.header() == Some(name));
         if !comes && !is_kept(name.as_str(), &provider.keep) {
@@ -107,33 +108,30 @@ fn put_own_headers(provider: &Provider, key: &KeyConfig, headers: &mut HeaderMap
 }
 
 /// Puts `key` into a request for `path` (provider-relative), and its own headers, in place of what the caller sent
-/// there. Gives the target to send to. `is_credential` tells a query's raw pair that must go.
+/// there; `credential` is the key's. Gives the target to send to. `is_secret` tells a query's raw pair that must go.
 pub fn put(
     provider: &Provider,
-    key: &KeyConfig,
+    (key, credential): (&KeyConfig, Option<&Credential>),
     path: &str,
     target: &Uri,
     headers: &mut HeaderMap,
-    is_credential: impl Fn(&str) -> bool,
+    is_secret: impl Fn(&str) -> bool,
 ) -> Result<Uri, Fault> {
-    let secret = key.secret.as_ref().ok_or_else(|| refused("its secret could not be had yet"))?;
-    let stripped = target.query().map(|query| strip_query(query, is_credential));
+    let credential = credential.ok_or_else(|| refused("its secret could not be had yet"))?;
+    let stripped = target.query().map(|query| strip_query(query, is_secret));
     let mut changed = matches!(stripped, Some(Cow::Owned(_)));
     let mut query = Zeroizing::new(stripped.map_or_else(String::new, Cow::into_owned));
-    let injection = injection_for(key, path)?;
-    strip_places(headers, provider, key, &injection.places);
+    let places = credential.places(path);
+    let places = places.ok_or_else(|| refused("the provider's `inject` has no entry for this path"))?;
+    strip_places(headers, provider, key, places);
     put_own_headers(provider, key, headers);
-    for place in &injection.places {
-        let mut text = place.format().fill(secret).map_err(|why| refused(&format!("its secret {why}")))?;
+    for place in places {
         match place {
-            Place::Header { name, .. } => {
-                // The text itself becomes the value: there is no copy to be wiped.
-                let mut value = HeaderValue::from_maybe_shared(Bytes::from(std::mem::take(&mut *text)))
-                    .map_err(|_| refused("it has characters that cannot stand in a header"))?;
-                value.set_sensitive(true);
-                headers.insert(name, value);
+            Filled::Unfit(why) => return Err(refused(why)),
+            Filled::Header(name, value) => {
+                headers.insert(name, value.clone());
             }
-            Place::Query { name, .. } => {
+            Filled::Query(name, text) => {
                 changed = true;
                 // All room at once: a text that grows leaves copies behind that nobody wipes.
                 let mut longer = Zeroizing::new(String::with_capacity(
@@ -145,7 +143,7 @@ pub fn put(
                 }
                 percent_encode(name, &mut longer);
                 longer.push('=');
-                percent_encode(&text, &mut longer);
+                percent_encode(text, &mut longer);
                 query = longer;
             }
         }
@@ -155,12 +153,6 @@ pub fn put(
     } else {
         Ok(target.clone())
     }
-}
-
-fn injection_for<'a>(key: &'a KeyConfig, path: &str) -> Result<&'a Injection, Fault> {
-    let fits =
-        |each: &&Injection| each.path_prefix.as_ref().is_none_or(|prefix| path.starts_with(prefix.as_str()));
-    key.inject.iter().find(fits).ok_or_else(|| refused("the provider's `inject` has no entry for this path"))
 }
 
 fn refused(why: &str) -> Fault {
@@ -227,7 +219,9 @@ mod tests {
         let config = crate::config::load_str(file, "f", &|_| Some("sk-CANARY-0123456789".into())).unwrap();
         let (key, mut headers) = (&config.keys[0], HeaderMap::new());
         let target = Uri::from_static("https://api.openai.com/v1/models");
-        put(&config.providers[&key.provider], key, "/v1/models", &target, &mut headers, |_| false).unwrap();
+        let (provider, credential) = (&config.providers[&key.provider], Credential::of(key));
+        assert!(!format!("{credential:?}").contains("CANARY"));
+        put(provider, (key, credential.as_ref()), "/v1/models", &target, &mut headers, |_| false).unwrap();
         assert_eq!(headers["authorization"], "Bearer sk-CANARY-0123456789");
         assert!(!format!("{headers:?}").contains("CANARY"), "{headers:?}");
     }

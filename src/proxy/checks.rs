@@ -220,7 +220,8 @@ impl Checks {
         let mut headers: HeaderMap = check.headers.iter().cloned().collect();
         let target = check_target(&provider.base_url, &check.path);
         let put = target.and_then(|target| {
-            inject::put(provider, &key.config, &check.path, &target, &mut headers, |_| false)
+            let key = (&*key.config, key.credential.as_deref());
+            inject::put(provider, key, &check.path, &target, &mut headers, |_| false)
                 .map_err(|fault| fault.message)
         });
         let target = match put {

@@ -79,8 +79,8 @@ impl Outgoing {
         if self.websocket {
             headers::put_websocket(&mut fields);
         }
-        let target =
-            inject::put(provider, &key.config, route.path(), &route.target, &mut fields, is_credential)?;
+        let key = (&*key.config, key.credential.as_deref());
+        let target = inject::put(provider, key, route.path(), &route.target, &mut fields, is_credential)?;
         Ok(request(self.method.clone(), target, fields))
     }
 }

@@ -7,7 +7,7 @@ use http::HeaderValue;
 
 use super::pattern::Patterns;
 use super::seen::KeyState;
-use crate::config::KeyConfig;
+use crate::config::{Credential, KeyConfig};
 use crate::model::{Fingerprint, GroupName, KeySettings, ModelName};
 
 /// One key.
@@ -17,6 +17,8 @@ pub struct RingKey {
     pub config: Arc<KeyConfig>,
     /// Its id, as answers show it.
     pub shown: HeaderValue,
+    /// What it is put in as; `None` while it has no secret.
+    pub credential: Option<Arc<Credential>>,
     /// The models that it serves; none where it serves all.
     pub(super) models: Patterns,
     /// Its secret's fingerprint under the store's salt; `None` while it has no secret.
@@ -57,7 +59,8 @@ impl RingKey {
         // A name has no character that a header cannot have.
         let shown =
             HeaderValue::from_str(config.id.as_str()).unwrap_or_else(|_| HeaderValue::from_static(""));
-        Self { fingerprint, state, models, shown, config: Arc::new(config.clone()) }
+        let credential = Credential::of(config).map(Arc::new);
+        Self { fingerprint, state, models, shown, credential, config: Arc::new(config.clone()) }
     }
 
     /// The same under another salt.
@@ -65,6 +68,7 @@ impl RingKey {
         Self {
             config: Arc::clone(&self.config),
             shown: self.shown.clone(),
+            credential: self.credential.clone(),
             models: Arc::clone(&self.models),
             fingerprint: fingerprint_of(&self.config, salt),
             state: Arc::clone(&self.state),

@@ -126,7 +126,8 @@ impl KeyState {
     }
 
     /// All of it as numbers.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a choice makes one a key, and reads but some of it")]
     pub(super) fn row(&self, at: usize, pool: usize, cap: u32, model: Option<&ModelName>, now: u64) -> Row {
         let since = |time: &AtomicU64| {
             time.load(Ordering::Relaxed).checked_sub(1).map(|time| now.saturating_sub(time))
