@@ -73,6 +73,6 @@ impl Choose for Choice<'_> {
 
     /// By what is configured now, however it was ranked.
     fn confirm(&self, key: &KeyId, fingerprint: Fingerprint) -> bool {
-        self.ring.confirm(&self.keys.provider.name, key, fingerprint)
+        self.ring.confirm(&self.keys, key, fingerprint)
     }
 }

@@ -35,6 +35,8 @@ pub struct Ring {
     salt: ArcSwap<Salt>,
     /// Held while what it holds is made anew.
     changing: Mutex<()>,
+    /// How often that was done: whoever has keys of the last change has the present ones.
+    changes: AtomicU64,
     clock: Arc<Clock>,
 }
 
@@ -86,6 +88,8 @@ pub struct ProviderKeys {
     pools: Map<PoolName, PoolKeys>,
     ranking: Ranking,
     clock: Arc<Clock>,
+    /// Of which of the ring's changes it is.
+    change: u64,
 }
 
 /// Some keys: positions in [`ProviderKeys::keys`], in their order, with the rank of the key's pool in the chain.
@@ -192,6 +196,7 @@ impl Ring {
             ranking: ArcSwap::from_pointee(config.ranking),
             salt: ArcSwap::from_pointee(Salt(salt)),
             changing: Mutex::default(),
+            changes: AtomicU64::new(0),
             clock: Arc::new(Clock { born: Instant::now(), turns: AtomicU64::new(1), seed: rand::random() }),
         };
         ring.replace(config);
@@ -202,8 +207,9 @@ impl Ring {
     pub fn replace(&self, config: &Config) {
         let fallbacks: Map<PoolName, Vec<PoolName>> =
             config.pools.iter().map(|(name, to)| (name.clone(), to.clone())).collect();
-        let _alone = self.changing();
+        let alone = self.changing();
         let before = self.providers.load();
+        let change = self.changes.load(Ordering::Relaxed) + 1;
         let salt = self.salt();
         let mut patterns = Known::default();
         let mut made = |key| {
@@ -227,11 +233,18 @@ impl Ring {
                 pools,
                 ranking: config.ranking,
                 clock: self.clock.clone(),
+                change,
             }
         };
         let keys = config.providers.values().map(|each| (each.name.clone(), Arc::new(keys_of(each))));
-        self.providers.store(Arc::new(keys.collect()));
+        self.put(keys.collect(), change, &alone);
         self.ranking.store(Arc::new(config.ranking));
+    }
+
+    /// Keys that are made anew take the place of those before.
+    fn put(&self, keys: Providers, change: u64, _alone: &MutexGuard<'_, ()>) {
+        self.providers.store(Arc::new(keys));
+        self.changes.store(change, Ordering::Release);
     }
 
     /// How keys are ordered.
@@ -246,14 +259,15 @@ impl Ring {
 
     /// Makes all fingerprints under another salt.
     pub fn salt_with(&self, salt: &[u8; 32]) {
-        let _alone = self.changing();
+        let alone = self.changing();
         if self.salt() == *salt {
             return;
         }
         self.salt.store(Arc::new(Salt(*salt)));
         let before = self.providers.load();
-        let keys = before.iter().map(|(name, keys)| (name.clone(), Arc::new(keys.salted(salt))));
-        self.providers.store(Arc::new(keys.collect()));
+        let change = self.changes.load(Ordering::Relaxed) + 1;
+        let keys = before.iter().map(|(name, keys)| (name.clone(), Arc::new(keys.salted(salt, change))));
+        self.put(keys.collect(), change, &alone);
     }
 
     /// Nothing is half made where a panic ended a change: what was made is stored whole, at its end.
@@ -268,16 +282,29 @@ impl Ring {
 
     /// A provider's keys as they are now, where these are of before.
     pub fn newer(&self, than: &Arc<ProviderKeys>) -> Option<Arc<ProviderKeys>> {
+        if self.are_present(than) {
+            return None;
+        }
         let now = self.providers.load();
         now.get(&than.provider.name).filter(|now| !Arc::ptr_eq(now, than)).cloned()
     }
 
-    /// Whether a key that the store just lent, with the secret of this fingerprint, may be used: not switched
-    /// off, removed or given another secret here meanwhile.
-    pub fn confirm(&self, provider: &ProviderName, id: &KeyId, fingerprint: Fingerprint) -> bool {
-        let now = self.providers.load();
-        let key = now.get(provider).and_then(|keys| keys.key(id));
-        key.is_some_and(|key| key.state.is_on() && key.fingerprint == Some(fingerprint))
+    /// Whether nothing was made anew since these keys were.
+    fn are_present(&self, keys: &ProviderKeys) -> bool {
+        keys.change == self.changes.load(Ordering::Acquire)
+    }
+
+    /// Whether a key out of `known` that the store just lent, with the secret of this fingerprint, may be used: not
+    /// switched off, removed or given another secret here meanwhile.
+    pub fn confirm(&self, known: &ProviderKeys, id: &KeyId, fingerprint: Fingerprint) -> bool {
+        let confirms = |keys: &ProviderKeys| {
+            let key = keys.key(id);
+            key.is_some_and(|key| key.state.is_on() && key.fingerprint == Some(fingerprint))
+        };
+        if self.are_present(known) {
+            return confirms(known);
+        }
+        self.providers.load().get(&known.provider.name).is_some_and(|keys| confirms(keys))
     }
 
     /// Whether a key has this secret here no more: it was rotated, or taken out.
@@ -299,8 +326,9 @@ impl Ring {
 
 impl ProviderKeys {
     /// The same under another salt.
-    fn salted(&self, salt: &[u8; 32]) -> Self {
+    fn salted(&self, salt: &[u8; 32], change: u64) -> Self {
         Self {
+            change,
             provider: Arc::clone(&self.provider),
             host: self.host.clone(),
             keys: self.keys.iter().map(|key| key.salted(salt)).collect(),
@@ -551,6 +579,28 @@ mod tests {
         keys.rests(&id("a"), Scope::Key, None, Duration::MAX);
         let row = &keys.explain()[0].row;
         assert!((1..=1_800_000_000).contains(&row.rest_us), "{row:?}");
+    }
+
+    #[test]
+    fn a_key_is_confirmed_by_what_is_known_now_whichever_keys_it_was_lent_out_of() {
+        let ring = ring(&["a", "b"]);
+        let keys = ring.of("openai").unwrap();
+        let lent = keys.key(&id("a")).unwrap().fingerprint.unwrap();
+        assert!(ring.newer(&keys).is_none() && ring.confirm(&keys, &id("a"), lent));
+        keys.switch(&id("a"), false);
+        assert!(!ring.confirm(&keys, &id("a"), lent), "switched off");
+        keys.switch(&id("a"), true);
+        ring.salt_with(&[7; 32]);
+        let salted = ring.newer(&keys).unwrap();
+        assert!(!ring.confirm(&keys, &id("a"), lent), "that is no fingerprint any more");
+        assert!(ring.newer(&salted).is_none(), "those are the present ones");
+        let without = "[[keys]]\nid = \"b\"\nprovider = \"openai\"\nsecret = { env = \"B\" }\n";
+        let config =
+            crate::config::load_str(without, "test.toml", &|name| Some(format!("sk-{name}"))).unwrap();
+        ring.replace(&config);
+        let of_b = salted.key(&id("b")).unwrap().fingerprint.unwrap();
+        assert!(!ring.confirm(&salted, &id("a"), of_b), "a is gone");
+        assert!(ring.newer(&salted).is_some() && ring.newer(&ring.of("openai").unwrap()).is_none());
     }
 
     #[test]
