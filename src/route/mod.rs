@@ -31,6 +31,7 @@ mod standing;
 mod steering;
 pub mod target;
 mod upgrade;
+mod wish;
 
 use apps::Apps;
 use ring::{ModelKnown, ProviderKeys, Providers, Ring};

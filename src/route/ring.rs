@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 
-use super::pattern::{Known, Patterns, serves};
+use super::pattern::Known;
 use super::rank::{self, Row, Rule, Terms};
 use super::target::host_header;
+use super::wish::PoolKeys;
 use crate::config::{Config, KeyConfig, Provider, Ranking};
-use crate::model::{
-    Candidate, Fingerprint, GroupName, KeyId, Map, ModelName, PoolName, ProviderName, Scope, Wanted,
-};
+use crate::model::{Candidate, Fingerprint, KeyId, Map, ModelName, PoolName, ProviderName, Scope, Wanted};
 
 pub use super::key::{ModelKnown, RingKey};
 pub use super::seen::Ended;
+pub use super::wish::{Fitting, Wish};
 
 /// For how long a rest is believed without asking the store again, which lends an exhausted key once in half
 /// an hour to see whether it was topped up.
@@ -90,101 +90,6 @@ pub struct ProviderKeys {
     clock: Arc<Clock>,
     /// Of which of the ring's changes it is.
     change: u64,
-}
-
-/// Some keys: positions in [`ProviderKeys::keys`], in their order, with the rank of the key's pool in the chain.
-type Members = Arc<[(usize, usize)]>;
-
-/// The keys of a pool and of its fallbacks.
-#[derive(Debug, Clone)]
-struct PoolKeys {
-    members: Members,
-    /// Each list of models that is one of theirs: far fewer than keys, for most name the same.
-    lists: Vec<Patterns>,
-    falls_back: bool,
-}
-
-impl PoolKeys {
-    fn of(pool: &PoolName, keys: &[RingKey], fallbacks: &Map<PoolName, Vec<PoolName>>) -> Self {
-        let chain = chain(pool, fallbacks);
-        let rank = |key: &RingKey| chain.iter().position(|pool| **pool == key.config.pool);
-        let members: Members =
-            keys.iter().enumerate().filter_map(|(at, key)| Some((at, rank(key)?))).collect();
-        let mut lists: Vec<Patterns> = Vec::new();
-        for models in members.iter().map(|(at, _)| &keys[*at].models) {
-            if !lists.iter().any(|list| Arc::ptr_eq(list, models)) {
-                lists.push(Arc::clone(models));
-            }
-        }
-        Self { members, lists, falls_back: chain.len() > 1 }
-    }
-}
-
-/// The pool, then its fallbacks in order, each once.
-fn chain<'a>(pool: &'a PoolName, fallbacks: &'a Map<PoolName, Vec<PoolName>>) -> Vec<&'a PoolName> {
-    let mut chain = vec![pool];
-    let mut at = 0;
-    while at < chain.len() {
-        for next in fallbacks.get(chain[at]).into_iter().flatten() {
-            if !chain.contains(&next) {
-                chain.push(next);
-            }
-        }
-        at += 1;
-    }
-    chain
-}
-
-/// What one request wants of a key.
-#[derive(Debug, Clone)]
-pub struct Wish {
-    /// The pool asked for.
-    pub pool: PoolName,
-    /// Its model.
-    pub model: ModelKnown,
-    /// The very key asked for.
-    pub pinned: Option<KeyId>,
-    /// Keys with which it was refused.
-    refused: Vec<KeyId>,
-    /// Groups that were refused whole.
-    refused_groups: Vec<GroupName>,
-}
-
-impl Wish {
-    /// Nothing was refused yet.
-    pub fn new(pool: PoolName, model: ModelKnown, pinned: Option<KeyId>) -> Self {
-        Self { pool, model, pinned, refused: Vec::new(), refused_groups: Vec::new() }
-    }
-
-    /// Rules a key out, and the whole group where the limit is the group's.
-    pub fn rule_out(&mut self, key: KeyId, group: Option<GroupName>) {
-        self.refused.push(key);
-        self.refused_groups.extend(group);
-    }
-
-    /// Whether every key that serves the model will do.
-    fn takes_any(&self) -> bool {
-        self.pinned.is_none() && self.refused.is_empty() && self.refused_groups.is_empty()
-    }
-
-    fn rules_out(&self, key: &RingKey) -> bool {
-        self.refused.contains(&key.config.id)
-            || (!self.refused_groups.is_empty()
-                && key.group().is_some_and(|group| self.refused_groups.contains(&group)))
-    }
-}
-
-/// The keys that fit one request, in pool order.
-#[derive(Debug, Clone)]
-pub struct Fitting {
-    members: Members,
-}
-
-impl Fitting {
-    /// Whether no key fits.
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
-    }
 }
 
 impl Ring {
@@ -341,7 +246,7 @@ impl ProviderKeys {
 
     /// Whether some key that could serve this pool names `models`, so that the whole body must be read.
     pub fn models_matter(&self, pool: &PoolName) -> bool {
-        self.pools.get(pool).is_some_and(|pool| pool.lists.iter().any(|models| !models.is_empty()))
+        self.pools.get(pool).is_some_and(PoolKeys::models_matter)
     }
 
     /// Whether keys of other pools serve this one, too.
@@ -356,20 +261,7 @@ impl ProviderKeys {
 
     /// The keys that fit.
     pub fn fitting(&self, wish: &Wish) -> Fitting {
-        let Some(pool) = self.pools.get(&wish.pool) else { return Fitting { members: Members::default() } };
-        let serves = |models: &&Patterns| serves(models, &wish.model);
-        // Mostly all fit, and then none is looked at.
-        if wish.takes_any() && pool.lists.iter().all(|models| serves(&models)) {
-            return Fitting { members: Arc::clone(&pool.members) };
-        }
-        let serving: Vec<&Patterns> = pool.lists.iter().filter(serves).collect();
-        let fits = |(at, _): &&(usize, usize)| {
-            let key = &self.keys[*at];
-            serving.iter().any(|models| Arc::ptr_eq(models, &key.models))
-                && wish.pinned.as_ref().is_none_or(|id| *id == key.config.id)
-                && !wish.rules_out(key)
-        };
-        Fitting { members: pool.members.iter().filter(fits).copied().collect() }
+        self.pools.get(&wish.pool).map_or_else(Fitting::default, |pool| pool.fitting(&self.keys, wish))
     }
 
     /// The ids of the keys that fit, sorted: the queue that the request stands in.
