@@ -113,9 +113,9 @@ fn names(provider: &Provider, key: &KeyConfig) -> Vec<HeaderName> {
 }
 
 impl Mask {
-    /// Masks the head's headers and reason phrase.
-    pub(super) fn head(&self, head: &mut Parts) {
-        self.headers(&mut head.headers, Scrubbed::Header);
+    /// Masks the head's headers and reason phrase; headers whose name `goes` are taken out.
+    pub(super) fn head(&self, head: &mut Parts, goes: impl Fn(&str) -> bool) {
+        self.headers(&mut head.headers, Scrubbed::Header, goes);
         let phrase = head.extensions.get::<ReasonPhrase>();
         let Some((masked, count)) = phrase.and_then(|phrase| self.needles.head.mask(phrase.as_bytes()))
         else {
@@ -130,7 +130,7 @@ impl Mask {
 
     /// Masks trailers.
     pub(super) fn trailers(&self, trailers: &mut HeaderMap) {
-        self.headers(trailers, Scrubbed::Trailer);
+        self.headers(trailers, Scrubbed::Trailer, |_| false);
     }
 
     /// What the body goes through. Where it is unpacked on the way, the head stops saying that it is packed,
@@ -181,10 +181,16 @@ impl Mask {
         self.count(Scrubbed::Body, masked);
     }
 
-    fn headers(&self, headers: &mut HeaderMap, place: Scrubbed) {
-        let needles = &*self.needles;
-        let mut count = fields::remove(headers, |name| {
-            needles.names.iter().any(|hidden| hidden.as_str() == name) || needles.head.is_in_name(name)
+    fn headers(&self, headers: &mut HeaderMap, place: Scrubbed, goes: impl Fn(&str) -> bool) {
+        let (needles, mut count) = (&*self.needles, 0);
+        fields::remove(headers, |name| {
+            if goes(name) {
+                return true;
+            }
+            let hides =
+                needles.names.iter().any(|hidden| hidden.as_str() == name) || needles.head.is_in_name(name);
+            count += u64::from(hides);
+            hides
         });
         for value in headers.values_mut() {
             if let Some((masked, found)) = needles.head.mask(value.as_bytes()) {

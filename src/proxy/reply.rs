@@ -77,9 +77,9 @@ impl Reply {
 
     /// Says whose key answered, if `tell`, and masks that key wherever the provider echoed it.
     pub(super) fn sign(&mut self, in_use: &InUse, mask: Option<Mask>, tell: bool) {
-        inject::strip_own(&mut self.head.headers);
-        if let Some(mask) = &mask {
-            mask.head(&mut self.head);
+        match &mask {
+            Some(mask) => mask.head(&mut self.head, inject::is_own),
+            None => inject::strip_own(&mut self.head.headers),
         }
         self.mask = mask;
         let headers = &mut self.head.headers;
