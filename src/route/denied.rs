@@ -63,7 +63,7 @@ impl<'p> Reading<'p> {
         let mut segments: Vec<Cow<'p, [u8]>> = Vec::new();
         let mut rest = path;
         loop {
-            let plain = rest.iter().take_while(is_plain).count();
+            let plain = rest.iter().take_while(|byte| is_plain(**byte)).count();
             let within = |byte: &&u8| !matches!(**byte, b'/' | b'\\' | b'?' | b'#');
             let more = rest[plain..].iter().take_while(within).count();
             let (segment, behind) = rest.split_at(plain + more);
@@ -92,8 +92,8 @@ impl<'p> Reading<'p> {
 }
 
 /// Whether every server reads a byte as it is; most paths are made of such.
-fn is_plain(byte: &&u8) -> bool {
-    matches!(**byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.')
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.')
 }
 
 /// A segment without its parameters, in lower case, and without blanks and control characters: some cut those off
