@@ -378,3 +378,30 @@ impl Metrics {
         self.0.store_up.set(u64::from(up));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_request_is_counted_once_under_what_it_was_also_where_that_was_counted_before() {
+        let metrics = Metrics::new();
+        let provider = ProviderName::parse("openai").ok();
+        for (provider, outcome, times) in
+            [(provider, "success", 3), (None, "success", 1), (None, "cancelled", 2)]
+        {
+            for _ in 0..times {
+                metrics.request(provider.clone(), Mode::BaseUrl, outcome, Duration::ZERO);
+            }
+        }
+        let page = metrics.encode();
+        for (provider, outcome, times) in
+            [("openai", "success", 3), ("none", "success", 1), ("none", "cancelled", 2)]
+        {
+            let line = format!(
+                "lessor_requests_total{{provider=\"{provider}\",mode=\"base_url\",outcome=\"{outcome}\"}} {times}"
+            );
+            assert!(page.lines().any(|one| one == line), "{line} in {page}");
+        }
+    }
+}
