@@ -3,19 +3,18 @@
 //! one connection carries one request and an abort is exact.
 //!
 //! Dropping a send at any await closes its connection; a connection whose answer was read whole is
-//! kept for the next request.
+//! kept for the next request (`pool.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::uri::Authority;
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tower::util::MapResponse;
@@ -29,6 +28,7 @@ pub mod dial;
 pub mod headers;
 pub mod held;
 mod last_word;
+mod pool;
 pub mod relay;
 pub mod replay;
 pub mod tls;
@@ -36,17 +36,8 @@ pub mod tunnel;
 
 use dial::{Bounded, BoxError, Denied, Dialer, NotAllowed, Reach, caused_by};
 use last_word::LastWord;
+use pool::{Failed, Pools};
 use replay::{Quiet, Replay, ReplayBody};
-
-/// How long an idle connection to a provider is kept: below what providers' balancers keep, since a
-/// POST on a connection that is just being closed fails and may not be repeated.
-const POOL_IDLE: Duration = Duration::from_secs(30);
-
-/// Idle connections kept per provider host.
-const POOL_SIZE: usize = 256;
-
-/// The largest head of an answer.
-const MAX_ANSWER_HEAD: usize = 256 * 1024;
 
 /// What of a head is too much. hyper's own bound of header lines is taken: for another it makes room anew with
 /// each answer. It tells one bound from the other to nobody.
@@ -130,10 +121,10 @@ type Hearing = MapResponse<Dialer, fn(TokioIo<TcpStream>) -> LastWord<TokioIo<Tc
 
 type Https = Bounded<HttpsConnector<Hearing>>;
 
-/// Clients, one a provider, and one for all other hosts.
+/// The connections to each provider, and to all other hosts.
 pub struct Upstreams {
-    providers: Map<ProviderName, (Arc<Provider>, Client<Https, ReplayBody>)>,
-    others: Client<Bounded<Hearing>, ReplayBody>,
+    providers: Map<ProviderName, (Arc<Provider>, Arc<Pools>)>,
+    others: Pools,
     tunnels: Dialer,
     timeouts: Timeouts,
 }
@@ -145,8 +136,8 @@ impl std::fmt::Debug for Upstreams {
 }
 
 impl Upstreams {
-    /// Prepares a client for each provider, which trusts the system's `roots`. Dials nothing. Where a provider is as it was in
-    /// `before`, so is its client, with the connections it keeps.
+    /// Prepares the way to each provider, by which the system's `roots` are trusted. Dials nothing. Where a provider is
+    /// as it was in `before`, the connections to it are kept.
     pub fn new<'a>(
         providers: impl Iterator<Item = &'a Arc<Provider>>,
         timeouts: Timeouts,
@@ -156,63 +147,59 @@ impl Upstreams {
     ) -> Result<Self, tls::TrustError> {
         let known = |provider: &Arc<Provider>| {
             let before = before.filter(|before| before.timeouts == timeouts)?;
-            let (as_was, client) = before.providers.get(&provider.name)?;
+            let (as_was, pools) = before.providers.get(&provider.name)?;
             // Another certificate may stand in the file by now.
-            (as_was == provider && provider.ca_file.is_none()).then(|| client.clone())
+            (as_was == provider && provider.ca_file.is_none()).then(|| pools.clone())
         };
         let roots = tls::root_store(roots);
-        let mut clients = Map::default();
+        let mut ways = Map::default();
         for provider in providers {
-            if let Some(client) = known(provider) {
-                clients.insert(provider.name.clone(), (provider.clone(), client));
-                continue;
-            }
-            let tls = tls::client_config(&roots, provider.ca_file.as_deref())?;
-            let https = HttpsConnectorBuilder::new()
-                .with_tls_config(tls)
-                .https_or_http()
-                .enable_http1()
-                .wrap_connector(hearing(Dialer::new(Reach::Configured, timeouts.connect)));
-            let client = builder().build(Bounded::new(https, timeouts.connect));
-            clients.insert(provider.name.clone(), (provider.clone(), client));
+            let pools = if let Some(pools) = known(provider) {
+                pools
+            } else {
+                let tls = tls::client_config(&roots, provider.ca_file.as_deref())?;
+                let dialer = Dialer::new(Reach::Configured, timeouts.connect);
+                Arc::new(Pools::new(connector(dialer, tls, timeouts.connect), Some(&provider.base_url)))
+            };
+            ways.insert(provider.name.clone(), (provider.clone(), pools));
         }
         let tunnels = Dialer::new(Reach::Named(Arc::new(denied)), timeouts.connect);
-        let others = builder().build(Bounded::new(hearing(tunnels.clone()), timeouts.connect));
-        Ok(Self { providers: clients, others, tunnels, timeouts })
+        let tls = tls::client_config(&roots, None)?;
+        let others = Pools::new(connector(tunnels.clone(), tls, timeouts.connect), None);
+        Ok(Self { providers: ways, others, tunnels, timeouts })
     }
 
     /// Sends to a provider and waits for the answer's head, up to `timeouts.first_byte` after the last
-    /// byte of the body went out.
+    /// byte of the body went out. The request has its `Host`.
     pub async fn send(
         &self,
         provider: &ProviderName,
         request: Request<()>,
         body: &Replay,
     ) -> Result<Response<Incoming>, SendError> {
-        let (host, upgrade) = (Host::of(request.uri()), asks_upgrade(&request));
         match self.providers.get(provider) {
-            Some((_, client)) => {
-                self.answer(client.request(with_body(request, body)), host, body, upgrade).await
-            }
-            None => Err(SendError::Unusable { host: host.name(), what: "the provider is not served" }),
+            Some((_, pools)) => self.answer(pools, request, body).await,
+            None => Err(SendError::Unusable {
+                host: Host::of(request.uri()).name(),
+                what: "the provider is not served",
+            }),
         }
     }
 
     /// The same to a host that is no provider's.
     pub async fn pass(&self, request: Request<()>, body: &Replay) -> Result<Response<Incoming>, SendError> {
-        let (host, upgrade) = (Host::of(request.uri()), asks_upgrade(&request));
-        self.answer(self.others.request(with_body(request, body)), host, body, upgrade).await
+        self.answer(&self.others, request, body).await
     }
 
     async fn answer(
         &self,
-        sending: hyper_util::client::legacy::ResponseFuture,
-        host: Host,
+        pools: &Pools,
+        request: Request<()>,
         body: &Replay,
-        upgrade: bool,
     ) -> Result<Response<Incoming>, SendError> {
-        tokio::pin!(sending);
+        let (host, upgrade) = (Host::of(request.uri()), asks_upgrade(&request));
         let begun = Instant::now();
+        let mut sending = pools.send(with_body(request, body), begun);
         let mut until = begun + self.timeouts.body_idle.min(self.timeouts.first_byte);
         let answer = loop {
             if let Ok(answer) = tokio::time::timeout_at(until, &mut sending).await {
@@ -229,7 +216,7 @@ impl Upstreams {
                 None => return Err(SendError::Timeout { host: host.name(), after }),
             }
         };
-        let mut answer = answer.map_err(|error| self.classify(error, host.name(), body))?;
+        let mut answer = answer.map_err(|failed| self.classify(failed, host.name(), body))?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let what = match headers::is_websocket(answer.headers()) {
                 true if upgrade => None,
@@ -252,23 +239,27 @@ impl Upstreams {
         Ok(answer)
     }
 
-    fn classify(&self, error: hyper_util::client::legacy::Error, host: String, body: &Replay) -> SendError {
+    fn classify(&self, failed: Failed, host: String, body: &Replay) -> SendError {
         if let Some(fault) = body.fault() {
             return SendError::Body(fault);
         }
-        if let Some(denied) = caused_by::<NotAllowed>(&error) {
-            return SendError::Denied(*denied);
+        match failed {
+            Failed::Connect(cause) => self.unconnected(host, cause),
+            Failed::Send(error) if error.is_parse_too_large() => {
+                SendError::Unusable { host, what: TOO_LARGE }
+            }
+            Failed::Send(error) => SendError::Broken { host, cause: error.into() },
         }
-        if error.is_connect() && dial::timed_out(&error) {
-            return SendError::ConnectTimeout { host, after: self.timeouts.connect };
+    }
+
+    fn unconnected(&self, host: String, cause: BoxError) -> SendError {
+        match caused_by::<NotAllowed>(&*cause) {
+            Some(denied) => SendError::Denied(*denied),
+            None if dial::timed_out(&*cause) => {
+                SendError::ConnectTimeout { host, after: self.timeouts.connect }
+            }
+            None => SendError::Connect { host, cause },
         }
-        if caused_by::<hyper::Error>(&error).is_some_and(hyper::Error::is_parse_too_large) {
-            return SendError::Unusable { host, what: TOO_LARGE };
-        }
-        if error.is_connect() {
-            return SendError::Connect { host, cause: error.into() };
-        }
-        SendError::Broken { host, cause: error.into() }
     }
 
     /// Opens a blind tunnel.
@@ -280,32 +271,17 @@ impl Upstreams {
         let mut dialer = self.tunnels.clone();
         let after = self.timeouts.connect;
         match tokio::time::timeout(after, dialer.call(uri)).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => match caused_by::<NotAllowed>(&*error) {
-                Some(denied) => Err(SendError::Denied(*denied)),
-                None if dial::timed_out(&*error) => {
-                    Err(SendError::ConnectTimeout { host: host.to_owned(), after })
-                }
-                None => Err(SendError::Connect { host: host.to_owned(), cause: error }),
-            },
+            Ok(dialled) => dialled.map_err(|cause| self.unconnected(host.to_owned(), cause)),
             Err(_) => Err(SendError::ConnectTimeout { host: host.to_owned(), after }),
         }
     }
 }
 
-fn hearing(dialer: Dialer) -> Hearing {
-    MapResponse::new(dialer, LastWord::new)
-}
-
-fn builder() -> hyper_util::client::legacy::Builder {
-    let mut builder = Client::builder(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(POOL_IDLE)
-        .pool_max_idle_per_host(POOL_SIZE)
-        .http1_max_buf_size(MAX_ANSWER_HEAD);
-    builder
+/// What dials within `timeout`, TLS included, where the target is https.
+fn connector(dialer: Dialer, tls: rustls::ClientConfig, timeout: Duration) -> Https {
+    let hearing: Hearing = MapResponse::new(dialer, LastWord::new);
+    let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
+    Bounded::new(https.wrap_connector(hearing), timeout)
 }
 
 fn asks_upgrade(request: &Request<()>) -> bool {
@@ -330,6 +306,7 @@ impl Host {
 fn with_body(mut request: Request<()>, body: &Replay) -> Request<ReplayBody> {
     let body = body.body();
     let headers = request.headers_mut();
+    debug_assert!(headers.contains_key(HOST), "hyper sends what it is given");
     match body.size_hint().exact() {
         // As it was understood, not as it was spelt (`010`, `5, 5`).
         Some(length) if !headers::says_length(headers, length) && headers.contains_key(CONTENT_LENGTH) => {

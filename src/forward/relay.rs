@@ -10,16 +10,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::Uri;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_rustls::MaybeHttpsStream;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
-use tower_service::Service;
 
-use super::dial::Bounded;
+use super::pool::Io;
 
 /// Bytes read at once, each way.
 const BUFFER: usize = 16 * 1024;
@@ -75,10 +73,6 @@ enum Down {
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// What is dialled for a provider, and for another host: of which kinds, the compiler sees to below.
-type ToProvider = <super::Https as Service<Uri>>::Response;
-type ToOther = <Bounded<super::Hearing> as Service<Uri>>::Response;
-
 /// A connection to a provider, or another host, that was HTTP before.
 pub struct Upstream {
     io: Box<dyn Duplex>,
@@ -92,21 +86,13 @@ impl Upstream {
     /// Takes over the connection of an answer of 101.
     pub async fn of(upgrade: OnUpgrade) -> io::Result<Self> {
         let upgraded = upgrade.await.map_err(io::Error::other)?;
-        match upgraded.downcast::<ToProvider>() {
-            Ok(parts) => {
-                let watch = again(match &parts.io {
-                    MaybeHttpsStream::Http(tcp) => tcp.get_ref().inner(),
-                    MaybeHttpsStream::Https(tls) => tls.inner().get_ref().0.inner().get_ref().inner(),
-                })?;
-                Ok(Self { io: Box::new(TokioIo::new(parts.io)), ahead: parts.read_buf, watch })
-            }
-            Err(upgraded) => {
-                let foreign = |_| io::Error::other("the upgraded connection is of no kind that is dialled");
-                let parts = upgraded.downcast::<ToOther>().map_err(foreign)?;
-                let watch = again(parts.io.get_ref().inner())?;
-                Ok(Self { io: Box::new(TokioIo::new(parts.io)), ahead: parts.read_buf, watch })
-            }
-        }
+        let foreign = |_| io::Error::other("the upgraded connection is of no kind that is dialled");
+        let parts = upgraded.downcast::<Io>().map_err(foreign)?;
+        let watch = again(match &parts.io {
+            MaybeHttpsStream::Http(tcp) => tcp.get_ref().inner(),
+            MaybeHttpsStream::Https(tls) => tls.inner().get_ref().0.inner().get_ref().inner(),
+        })?;
+        Ok(Self { io: Box::new(TokioIo::new(parts.io)), ahead: parts.read_buf, watch })
     }
 }
 

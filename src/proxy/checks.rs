@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::header::HOST;
 use http::{HeaderMap, Request, Uri};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -228,6 +229,7 @@ impl Checks {
             Ok(target) => target,
             Err(why) => return nothing(why),
         };
+        headers.insert(HOST, keys.host.clone());
         let mut request = Request::new(());
         *request.method_mut() = check.method.clone();
         *request.uri_mut() = target;
