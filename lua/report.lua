@@ -1,4 +1,5 @@
---[[ report.lua: apply what an answer said of its key. Follows clock.lua and rests.lua.
+--[[ report.lua: apply what an answer said of its key. Follows clock.lua, rests.lua and
+  evidence.lua.
   KEYS[1]  lessor:{p}:fence              string  last fencing token
   KEYS[2]  lessor:{p}:cooldowns          hash  subject -> rest
   KEYS[3]  lessor:{p}:key:<key>          hash  settings, status, own rests

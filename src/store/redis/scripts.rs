@@ -10,6 +10,8 @@ pub const REDIS_TIME: &str = include_str!("../../../lua/clock.lua");
 
 const RESTS: &str = include_str!("../../../lua/rests.lua");
 
+const EVIDENCE: &str = include_str!("../../../lua/evidence.lua");
+
 /// One script as it is sent.
 pub(super) struct Script {
     pub(super) text: String,
@@ -51,9 +53,9 @@ impl Scripts {
             acquire: script!("acquire", clock, RESTS),
             renew: script!("renew", clock, RESTS),
             release: script!("release", clock),
-            report: script!("report", clock, RESTS),
+            report: script!("report", clock, RESTS, EVIDENCE),
             sync: script!("sync", clock, RESTS),
-            status: script!("status", clock, RESTS),
+            status: script!("status", clock, RESTS, EVIDENCE),
             revoke: script!("revoke", clock),
             reconcile: script!("reconcile", clock, RESTS),
             trial: script!("trial"),
