@@ -21,15 +21,16 @@
            11 each candidate's pool, or "" where all are in the first, 12 each candidate's group, 0 for none, or ""
            where none is in one, 13 the terms of each request, or "" where all are on the first, 14 the deadline of
            each in ms, 15 what each tries after its first candidate, in order, followed by a semicolon;
-           16 the candidates' fingerprints, one right after the other;
+           16 each request's first candidate or 0, each number as the byte of that code, or "" where the first is
+           the first's, the second the second's, and so on; 17 the number of candidates that a request tries first,
+           which come before the others; 18 the candidates' `rest:<fingerprint>`, one right after the other;
            then for each pool its name, for each group its name,
-           for each of the terms on which requests are made 4: owner, app, model or "", ttl in ms;
-           for each request its first candidate or 0; none of these where the first is the first's, the second the
-           second's, and so on. A group that is `auto`, or begins so, is the caller's guess:
-           what answers have named counts. Keys and leases are called as the names in KEYS end
+           for each of the terms on which requests are made 4: owner, app, model or "", ttl in ms. A group that is
+           `auto`, or begins so, is the caller's guess: what answers have named counts. Keys and leases are called
+           as the names in KEYS end
   Returns  now in ms, epoch id, then for each request
-           number of the candidate and token, where neither of the flags below is set and no group is told; the
-           lease expires after its ttl,
+           its token, where its first candidate was granted, neither of the flags below is set and no group is
+           told; the lease expires after its ttl,
            {1, key, pool, token, expires_at_ms, probe, wants_success, group that answers have named or ""}, flags
            as 0 or 1,
            {0, first end of a cooldown or 0, first end of a lease or 0, end of the grace or 0 where that alone
@@ -42,7 +43,7 @@
            argument, for each costs as much as a small command; so does a number that is made to text, or back
   Clock    Redis TIME; a deadline is the caller's estimate of it, and judged by the clock itself ]]
 local KEYS, ARGV, call, tonumber = KEYS, ARGV, redis.call, tonumber -- a local name is found faster
-local text_from, floor, max = string.sub, math.floor, math.max
+local text_from, text_of, floor, max, unpack = string.sub, string.format, math.floor, math.max, unpack
 local EPOCH, FENCE, COOLDOWNS, PROBES, WAITING, GROUPS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local FRESH_EPOCH, SELF, WAITS_MS = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local CANDIDATES, POOLS, GROUP_COUNT = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -50,17 +51,17 @@ local TERMS, REQUESTS, DEADLINE = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber
 local POOL_KEYS = 6 + CANDIDATES * 2
 local GROUP_KEYS = POOL_KEYS + POOLS
 local LEASE_KEYS = GROUP_KEYS + GROUP_COUNT
-local POOL_ARGS = 16
+local POOL_ARGS = 18
 local GROUP_ARGS = POOL_ARGS + POOLS
 local TERM_ARGS = GROUP_ARGS + GROUP_COUNT
-local FIRST_ARGS = TERM_ARGS + TERMS * 4
-local EACH_ITS_OWN = #ARGV == FIRST_ARGS
+local FIRSTS = tonumber(ARGV[17])
 local KEY_ID_AT, LEASE_ID_AT = #EPOCH - #"epoch" + #"key:" + 1, #EPOCH - #"epoch" + #"lease:" + 1
-local FINGERPRINT = 64 -- characters
+local REST, FINGERPRINT_AT = #"rest:" + 64, #"rest:" + 1 -- a field's name, and in it the fingerprint
 local COOLING, FULL = "cooling", "full"
 -- The text of a whole number. "%d" costs half as much as "%.0f", and is exact where Redis' own have 64 bits.
-local WHOLE = string.format("%d", 1099511627776) == "1099511627776" and "%d" or "%.0f"
-local NOW_TEXT, USED_BEFORE = string.format(WHOLE, NOW), string.format(WHOLE, NOW - rests.USED_EVERY)
+local WHOLE = text_of("%d", 1099511627776) == "1099511627776" and "%d" or "%.0f"
+local NOW_TEXT, USED_BEFORE = text_of(WHOLE, NOW), text_of(WHOLE, NOW - rests.USED_EVERY)
+local USED_SIZE = #NOW_TEXT == #USED_BEFORE and #NOW_TEXT
 local LIVE = "(" .. NOW_TEXT
 
 local function numbers(text)
@@ -69,13 +70,14 @@ local function numbers(text)
   return list
 end
 
-local candidates = {}
+local first_of = ARGV[16] ~= "" and { string.byte(ARGV[16], 1, -1) }
 local pool_of = ARGV[11] ~= "" and numbers(ARGV[11])
 local group_of = ARGV[12] ~= "" and numbers(ARGV[12])
+local candidates, ids, members = {}, {}, {}
 local slots = {} -- by leases' key: what this call knows, and adds, of a key's slots, whoever names the key
 local granting = {} -- those of them, and of the groups, that it adds to
 local groups = {}
-for at = 1, GROUP_COUNT do groups[at] = { leases = KEYS[GROUP_KEYS + at], granted = 0 } end
+for at = 1, GROUP_COUNT do groups[at] = { leases = KEYS[GROUP_KEYS + at] } end
 if GROUP_COUNT > 0 then
   for at, text in ipairs(call("HMGET", GROUPS, unpack(ARGV, GROUP_ARGS + 1, GROUP_ARGS + GROUP_COUNT))) do
     groups[at].cap = rests.group_cap(text)
@@ -86,6 +88,7 @@ local epoch = call("HMGET", EPOCH, "id", "grace_until_ms")
 local grace_until = rests.number(epoch[2]) or 0
 local in_grace = NOW < grace_until
 local anything_rests = call("EXISTS", COOLDOWNS) == 1
+local only_caps_matter = not anything_rests and not in_grace -- and what a candidate has of its own
 local scoped = {} -- rests in the hash of cooldowns as this call has read and written them; false for none
 local token, waits = nil, false
 
@@ -96,11 +99,11 @@ local function later(known, ends, class)
 end
 
 local function bears(candidate, model)
-  local list = {}
-  if candidate.group ~= "" then list[#list + 1] = "group:" .. candidate.group end
+  local list, group = {}, candidate.group or ""
+  if group ~= "" then list[#list + 1] = "group:" .. group end
   local of = model ~= "" and model or "-" -- requests whose model is not known
   list[#list + 1] = "key:" .. candidate.id .. "@" .. candidate.fingerprint .. "|" .. of
-  if candidate.group ~= "" then list[#list + 1] = "group:" .. candidate.group .. "|" .. of end
+  if group ~= "" then list[#list + 1] = "group:" .. group .. "|" .. of end
   list[#list + 1] = model ~= "" and "provider|" .. model or "provider"
   return list
 end
@@ -133,54 +136,73 @@ local function look_closer(candidate, group, learned, rest)
   if rest then candidate.own = rests.read(rest) end
 end
 
+-- Those tried first, in one look where all have one pool: a score, or false. Not every server knows the command, nor
+-- may every user call it; they, and other candidates, are asked one by one.
+if FIRSTS > 0 and not pool_of then
+  for index = 1, FIRSTS do ids[index] = text_from(KEYS[5 + index * 2], KEY_ID_AT) end
+  local scores = redis.pcall("ZMSCORE", KEYS[POOL_KEYS + 1], unpack(ids))
+  if not scores.err then members = scores end
+end
+
+-- Whether it is to be written anew that a key is used. Texts of one length lie as their numbers do.
+local function is_due(used)
+  if not used then return true end
+  if #used == USED_SIZE then return used <= USED_BEFORE or used > NOW_TEXT end
+  local at = rests.number(used)
+  return not at or at <= NOW - rests.USED_EVERY or at > NOW
+end
+
 -- Reads a candidate, once a call; what this call grants is kept up to date. The first of a key that is read is
--- also what is known of the key's slots.
+-- also what is known of the key's slots: `taken` are those in use, with what has expired and what this call grants,
+-- and `added` what it adds.
 local function look(index)
   local key, leases = KEYS[5 + index * 2], KEYS[6 + index * 2]
-  local id, slot = text_from(key, KEY_ID_AT), slots[leases]
+  local id, member = ids[index] or text_from(key, KEY_ID_AT), members[index]
   local pool, group = pool_of and pool_of[index] or 1, group_of and group_of[index] or 0
-  local fingerprint = text_from(ARGV[16], (index - 1) * FINGERPRINT + 1, index * FINGERPRINT)
-  local member = call("ZSCORE", KEYS[POOL_KEYS + pool], id)
+  local rest_field = text_from(ARGV[18], (index - 1) * REST + 1, index * REST)
+  if member == nil then member = call("ZSCORE", KEYS[POOL_KEYS + pool], id) end
   local status, cap, learned, used, rest = unpack(call("HMGET", key, "status", "max_concurrent_uses", "learned_cap",
-    "last_used_at_ms", "rest:" .. fingerprint))
+    "last_used_at_ms", rest_field))
+  local slot = slots[leases]
   local candidate = {
-    number = index,
     id = id,
     pool_name = ARGV[POOL_ARGS + pool],
-    group = "",
-    fingerprint = fingerprint,
+    fingerprint = text_from(rest_field, FINGERPRINT_AT),
     key = key,
     leases = leases,
-    unfit = not (cap or call("HEXISTS", key, "pool") == 1) and "settings" or not member and "member"
-      or status == "disabled" and "disabled",
     cap = caps[cap] or cap_of(cap),
-    is_plain = true, -- nothing bears on it but its cap, and what rests for several keys
+    is_due = is_due(used),
     slot = slot,
-    known = 0, -- of its slots: how many are taken, with what has expired; those that this call grants, and adds
-    granted = 0,
-    added = false,
-    used = used,
+    taken = not slot and call("ZCARD", leases),
+    is_plain = false, -- whether nothing bears on it but its cap, and what rests for several keys
   }
   candidates[index] = candidate
-  if not slot then
-    candidate.slot, slots[leases] = candidate, candidate
-    candidate.known = call("ZCARD", leases)
+  if not slot then candidate.slot, slots[leases] = candidate, candidate end
+  if not (cap or call("HEXISTS", key, "pool") == 1) then
+    candidate.unfit = "settings"
+  elseif not member then
+    candidate.unfit = "member"
+  elseif status == "disabled" then
+    candidate.unfit = "disabled"
   end
   if group > 0 or learned or rest then
-    candidate.is_plain = false
     look_closer(candidate, group, learned, rest)
+  else
+    candidate.is_plain = not candidate.unfit
   end
   return candidate
 end
 
+local function granted(slot) return slot.added and #slot.added / 2 or 0 end
+
 -- Whether that many leases of a key live. What has expired is counted, and told apart only where it decides.
 local function has_live(slot, cap)
-  if slot.known + slot.granted < cap then return false end
+  if slot.taken < cap then return false end
   if not slot.exact then
-    local live = call("ZCOUNT", slot.leases, LIVE, "+inf")
-    slot.exact, slot.stale, slot.known = true, live < slot.known, live
+    local live = call("ZCOUNT", slot.leases, LIVE, "+inf") + granted(slot)
+    slot.exact, slot.stale, slot.taken = true, live < slot.taken, live
   end
-  return slot.known + slot.granted >= cap
+  return slot.taken >= cap
 end
 
 -- Of a key's slots, or of a group; 0 for none.
@@ -190,7 +212,7 @@ local function first_end(slot)
     slot.first = rests.number(first[2]) or math.huge
   end
   local first = slot.first
-  for at = 1, slot.granted * 2, 2 do first = math.min(first, tonumber(slot.added[at])) end
+  for at = 1, granted(slot) * 2, 2 do first = math.min(first, tonumber(slot.added[at])) end
   return first < math.huge and first or 0
 end
 
@@ -198,7 +220,7 @@ end
 local function is_crowded(crowd)
   if not crowd or not crowd.cap then return false end
   crowd.known = crowd.known or call("ZCOUNT", crowd.leases, LIVE, "+inf")
-  return crowd.known + crowd.granted >= crowd.cap
+  return crowd.known + granted(crowd) >= crowd.cap
 end
 
 -- The end of a live probe; one that this call has granted is in PROBES already.
@@ -240,17 +262,15 @@ local function resting(candidate, model)
   return list
 end
 
-local PLAIN = {} -- the pass of most
+local PLAIN = { wants_success = 0, probe = 0 } -- the pass of most
 
 -- A key that is off or bad says so first, then one that cools, then one that is full: the later reasons are
 -- the ones worth waiting for. Returns a pass, or nil, reason, value, the end of a lease and of the
 -- grace.
 local function weigh(candidate, model)
+  if candidate.is_plain and only_caps_matter and candidate.slot.taken < candidate.cap then return PLAIN end
   if candidate.unfit == "disabled" then return nil, "unusable", "disabled" end
   if candidate.unfit then return nil, candidate.unfit, "" end
-  if candidate.is_plain and not anything_rests and not in_grace and not has_live(candidate.slot, candidate.cap) then
-    return PLAIN
-  end
   local pass = { list = resting(candidate, model), wants_success = 0, probe = 0 }
   local cap, cooling, cooling_if_full, out = candidate.cap, nil, nil, nil
   for _, bearing in ipairs(pass.list) do
@@ -316,13 +336,13 @@ end
 
 -- Its leases are written at the end, with one command for all.
 local function add(slot, lease, on)
-  local granted, added = slot.granted, slot.added
-  slot.granted = granted + 1
+  local added = slot.added
   if not added then
     granting[#granting + 1] = slot
     slot.added = { on.expires_text, lease }
   else
-    added[granted * 2 + 1], added[granted * 2 + 2] = on.expires_text, lease
+    local count = #added
+    added[count + 1], added[count + 2] = on.expires_text, lease
   end
 end
 
@@ -348,24 +368,25 @@ local function grant_more(candidate, pass, key, lease, on)
   end
 end
 
--- Returns the number of the candidate and the token, or all that the grant says.
-local function grant(candidate, pass, key, on)
-  token = max((token or rests.last_token(FENCE)) + 1, NOW_US)
-  local lease, token_text = text_from(key, LEASE_ID_AT), string.format(WHOLE, token)
-  call("HSET", key, "key_id", candidate.id, "pool", candidate.pool_name, "fingerprint", candidate.fingerprint,
-    "fencing_token", token_text, "owner", on.owner, "app", on.app, "expires_at_ms", on.expires_text)
+-- Returns the token, or all that the grant says, where that is more than what the request tries first.
+local function grant(candidate, pass, key, on, is_first)
+  token = token and token + 1 or max(rests.last_token(FENCE) + 1, NOW_US)
+  local lease, token_text, slot = text_from(key, LEASE_ID_AT), text_of(WHOLE, token), candidate.slot
+  -- The longest first: the hash's memory grows in fewer steps.
+  call("HSET", key, "fingerprint", candidate.fingerprint, "owner", on.owner, "key_id", candidate.id,
+    "pool", candidate.pool_name, "expires_at_ms", on.expires_text, "fencing_token", token_text, "app", on.app)
   call("PEXPIREAT", key, on.expires_text)
-  add(candidate.slot, lease, on)
-  if pass == PLAIN then return candidate.number, token end
-  grant_more(candidate, pass, key, lease, on)
-  if pass.probe == 0 and pass.wants_success == 0 and not candidate.learns then return candidate.number, token end
+  slot.taken = slot.taken + 1
+  add(slot, lease, on)
+  if pass ~= PLAIN then grant_more(candidate, pass, key, lease, on) end
+  if is_first and (pass == PLAIN or pass.probe == 0 and pass.wants_success == 0 and not candidate.learns) then
+    return token
+  end
   return {
     1, candidate.id, candidate.pool_name, token_text, on.expires, pass.probe, pass.wants_success,
     candidate.learns and candidate.group or "",
   }
 end
-
-local function first_of(request) return EACH_ITS_OWN and request or tonumber(ARGV[FIRST_ARGS + request]) end
 
 local others -- of each request, what it tries after its first candidate
 
@@ -380,7 +401,7 @@ end
 -- The learned group that the holder of a lease of this key is told; "" where the caller names the group itself.
 local function told(request, key, group)
   local order = tried_after_first(request)
-  table.insert(order, 1, first_of(request))
+  table.insert(order, 1, first_of and first_of[request] or request)
   for _, index in ipairs(order) do
     if index > 0 and text_from(KEYS[5 + index * 2], KEY_ID_AT) == key then
       local candidate = candidates[index] or look(index)
@@ -415,11 +436,11 @@ local function refuse(refusal, reason, value, ends, grace)
 end
 
 local function serve(request, key, on)
-  local first = first_of(request)
+  local first = first_of and first_of[request] or request
   if first == 0 then return { 0, 0, 0, 0 } end
   local candidate = candidates[first] or look(first)
   local pass, reason, value, ends, grace = weigh(candidate, on.model)
-  if pass then return grant(candidate, pass, key, on) end
+  if pass then return grant(candidate, pass, key, on, true) end
   local refusal = { 0, 0, 0, 0 }
   refuse(refusal, reason, value, ends, grace)
   for _, index in ipairs(tried_after_first(request)) do
@@ -440,16 +461,8 @@ for at = 1, TERMS do
     app = ARGV[argument - 2],
     model = ARGV[argument - 1],
     expires = expires,
-    expires_text = string.format(WHOLE, expires),
+    expires_text = text_of(WHOLE, expires),
   }
-end
-
--- Whether it is to be written anew that a key is used. Texts of one length lie as their numbers do.
-local function is_due(used)
-  if not used then return true end
-  if #used == #NOW_TEXT and #used == #USED_BEFORE then return used <= USED_BEFORE or used > NOW_TEXT end
-  local at = rests.number(used)
-  return not at or at <= NOW - rests.USED_EVERY or at > NOW
 end
 
 local answers = { NOW, epoch[1] or FRESH_EPOCH }
@@ -457,21 +470,14 @@ local answers = { NOW, epoch[1] or FRESH_EPOCH }
 local repeats = ARGV[10] == "1" or call("EXISTS", unpack(KEYS, LEASE_KEYS + 1, LEASE_KEYS + REQUESTS)) > 0
 local deadlines = NOW > DEADLINE and numbers(ARGV[14])
 local terms_of = ARGV[13] ~= "" and numbers(ARGV[13])
-local count = 2
 for at = 1, REQUESTS do
-  local key, on, answer, granted = KEYS[LEASE_KEYS + at], terms[terms_of and terms_of[at] or 1], nil, nil
+  local key, on, answer = KEYS[LEASE_KEYS + at], terms[terms_of and terms_of[at] or 1], nil
   if deadlines and NOW > deadlines[at] then
     answer = { 2 }
   elseif repeats then
     answer = again(at, key, on)
   end
-  if not answer then answer, granted = serve(at, key, on) end
-  count = count + 1
-  answers[count] = answer
-  if granted then
-    count = count + 1
-    answers[count] = granted
-  end
+  answers[2 + at] = answer or serve(at, key, on)
 end
 
 if not epoch[1] then call("HSET", EPOCH, "id", FRESH_EPOCH) end
@@ -479,8 +485,8 @@ if token then rests.set_token(FENCE, token) end
 for nth = 1, #granting do
   local slot = granting[nth]
   if slot.stale then call("ZREMRANGEBYSCORE", slot.leases, "-inf", NOW) end
-  call("ZADD", slot.leases, unpack(slot.granted > 1 and from_the_last(slot.added) or slot.added))
-  if slot.key and is_due(slot.used) then call("HSET", slot.key, "last_used_at_ms", NOW_TEXT) end
+  call("ZADD", slot.leases, unpack(#slot.added > 2 and from_the_last(slot.added) or slot.added))
+  if slot.is_due then call("HSET", slot.key, "last_used_at_ms", NOW_TEXT) end
 end
 if waits then
   call("ZREMRANGEBYSCORE", WAITING, "-inf", NOW) -- sidecars that have gone

@@ -1,4 +1,4 @@
---[[ trial.lua: try every command that lessor uses on its keys, to name the rules a user lacks. Stands alone, for
+--[[ trial.lua: try every command that lessor needs on its keys, to name the rules a user lacks. Stands alone, for
   even TIME may be lacking.
   KEYS[1]  lessor:{trial}:<id>           a key that nobody uses; gone at the end
   ARGV     1 channel for events, 2 pattern of all keys

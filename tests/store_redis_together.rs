@@ -1,11 +1,14 @@
 //! Calls that go to Redis together, and what each of them is still promised by itself.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::pedantic, missing_docs, unreachable_pub)]
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use lessor::config::{HostPort, RedisConfig, Topology};
-use lessor::model::{AppName, Fingerprint, KeyId, LeaseId, ModelName, OwnerId, PoolName, ProviderName};
+use lessor::model::{
+    AppName, FencingToken, Fingerprint, KeyId, LeaseId, ModelName, OwnerId, PoolName, ProviderName,
+};
 use lessor::store::redis::RedisStore;
 use lessor::store::{
     Acquire, Acquired, Candidate, Grant, KeySettings, Reason, Release, Store, StoreTime, SyncKeys, SyncMode,
@@ -145,6 +148,81 @@ async fn each_of_a_call_is_answered_by_its_own_terms_and_order() {
         let of_key = format!("{:02x}", lent[nth].as_bytes()[0]).repeat(32);
         assert_eq!(field("fingerprint").await, of_key);
     }
+}
+
+#[tokio::test]
+async fn all_that_can_have_what_they_try_first_get_it_and_one_more_is_refused() {
+    let redis = Redis::start().await;
+    let sidecar = Sidecar::on(&redis, &[("a", 3), ("b", 2), ("vip/c", 1)]).await;
+    let orders: [&[&str]; 6] = [&["b", "a"], &["a"], &["vip/c", "b"], &["a", "b"], &["b"], &["a"]];
+    let mut asks: Vec<Acquire> = orders.iter().map(|names| sidecar.ask(names)).collect();
+    for (nth, ask) in asks.iter_mut().enumerate() {
+        ask.app = AppName::parse(&format!("app-{nth}")).unwrap();
+        ask.ttl = TTL + Duration::from_secs(nth as u64 % 3);
+    }
+    let grants: Vec<Grant> = sidecar.acquire(asks.clone()).await.into_iter().map(granted).collect();
+    let lent: Vec<&str> = grants.iter().map(|grant| grant.key.as_str()).collect();
+    assert_eq!(lent, ["b", "a", "c", "a", "b", "a"]);
+    let tokens: HashSet<FencingToken> = grants.iter().map(|grant| grant.token).collect();
+    assert_eq!(tokens.len(), grants.len());
+    // and what was written is what was answered
+    for (nth, (ask, grant)) in asks.iter().zip(&grants).enumerate() {
+        let row = format!("lessor:{{openai}}:lease:{}", ask.lease);
+        let field = async |name| redis.command(&["HGET", &row, name]).await.text().to_owned();
+        assert_eq!(field("app").await, format!("app-{nth}"));
+        assert_eq!(field("key_id").await, lent[nth]);
+        assert_eq!(field("pool").await, grant.pool.as_str());
+        assert_eq!(field("owner").await, &*sidecar.owner.0);
+        assert_eq!(field("fencing_token").await, grant.token.0.to_string());
+        assert_eq!(field("expires_at_ms").await, grant.expires_at.0.to_string());
+        assert_eq!(field("fingerprint").await, format!("{:02x}", lent[nth].as_bytes()[0]).repeat(32));
+        let leases = format!("lessor:{{openai}}:key:{}:leases", lent[nth]);
+        let score = redis.command(&["ZSCORE", &leases, &ask.lease.to_string()]).await.text().to_owned();
+        assert_eq!(score, grant.expires_at.0.to_string());
+        let ttl = redis.command(&["PTTL", &row]).await.int();
+        assert!(ttl > 0, "{ttl}");
+    }
+    let fence = redis.command(&["GET", "lessor:{openai}:fence"]).await.text().to_owned();
+    assert_eq!(fence, tokens.iter().map(|token| token.0).max().unwrap().to_string());
+    let more = sidecar.acquire(vec![sidecar.ask(&["a"]), sidecar.ask(&["b", "vip/c"])]).await;
+    assert!(more.iter().all(|answer| matches!(answer, Acquired::Refused(_))), "{more:?}");
+}
+
+#[tokio::test]
+async fn one_key_with_two_secrets_is_lent_no_more_often_than_its_cap_by_one_call() {
+    let redis = Redis::start().await;
+    let sidecar = Sidecar::on(&redis, &[("k", 1)]).await;
+    let mut other = sidecar.ask(&["k"]);
+    other.candidates = other
+        .candidates
+        .iter()
+        .map(|one| Candidate { fingerprint: Fingerprint([9; 32]), ..one.clone() })
+        .collect();
+    let answers = sidecar.acquire(vec![sidecar.ask(&["k"]), other]).await;
+    assert!(matches!(&answers[..], [Acquired::Granted(_), Acquired::Refused(_)]), "{answers:?}");
+}
+
+#[tokio::test]
+async fn what_rests_for_one_model_is_passed_over_by_its_requests_alone() {
+    let redis = Redis::start().await;
+    let sidecar = Sidecar::on(&redis, &[("a", 9), ("b", 9)]).await;
+    let subject = format!("key:a@{}|gpt-x", "61".repeat(32));
+    let rest =
+        format!(r#"{{"class":"access","since_ms":1,"until_ms":{},"token":"1"}}"#, 4_000_000_000_000_u64);
+    redis.command(&["HSET", "lessor:{openai}:cooldowns", &subject, &rest]).await;
+    let of_model = |names: &[&str], model| {
+        let model = Some(ModelName::new(model).unwrap());
+        Acquire { model, ..sidecar.ask(names) }
+    };
+    let lent = async |asks| {
+        let grants: Vec<Grant> = sidecar.acquire(asks).await.into_iter().map(granted).collect();
+        grants.into_iter().map(|grant| grant.key.to_string()).collect::<Vec<_>>()
+    };
+    // nothing of it bears on these
+    let free = vec![sidecar.ask(&["a"]), of_model(&["a"], "gpt-y"), of_model(&["b"], "gpt-x")];
+    assert_eq!(lent(free).await, ["a", "a", "b"]);
+    let asks = vec![of_model(&["a", "b"], "gpt-x"), sidecar.ask(&["a", "b"]), of_model(&["a"], "gpt-y")];
+    assert_eq!(lent(asks).await, ["b", "a", "a"]);
 }
 
 #[tokio::test]

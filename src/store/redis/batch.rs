@@ -19,7 +19,7 @@ use crate::model::ProviderName;
 use crate::store::{Acquire, Release, StoreError};
 
 /// How many acquires one trip takes. Lua's `unpack` and Redis' patience are both far beyond it.
-const MOST_ACQUIRES: usize = 64;
+pub(super) const MOST_ACQUIRES: usize = 64;
 /// The same of releases, which cost Redis a third.
 const MOST_RELEASES: usize = 256;
 /// Trips under way at once, per provider.

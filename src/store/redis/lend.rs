@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::{Instant, timeout_at};
 
-use super::batch::Batched;
+use super::batch::{Batched, MOST_ACQUIRES};
 use super::call::{Call, Few, Many, crowd};
 use super::link::Live;
 use super::values::{Reader, nonsense};
@@ -170,8 +170,7 @@ impl Batched for Acquire {
         provider: &ProviderName,
         asks: &[Self],
     ) -> Result<Vec<Acquired>, StoreError> {
-        let mut candidates = Many::default();
-        let call = acquire_call(shared, provider, asks, &mut candidates);
+        let call = acquire_call(shared, provider, asks);
         let live = shared.live(Instant::now() + CALL_LIMIT).await?;
         let replication = shared.known_replication(&live, provider);
         let (now, mut answer) = shared.run_at(&shared.scripts.acquire, &call).await?;
@@ -179,11 +178,7 @@ impl Batched for Acquire {
         let mut answers = Vec::with_capacity(asks.len());
         for ask in asks {
             answers.push(match answer.value()? {
-                Value::Int(number) => {
-                    let token = FencingToken(answer.count()?);
-                    let candidate = named(candidates.list(), number)?;
-                    Acquired::Granted(granted(candidate, token, now.plus(ask.ttl), &epoch)?)
-                }
+                Value::Int(token) => Acquired::Granted(granted(ask, token, now.plus(ask.ttl), &epoch)?),
                 more => acquired(ask, more, &epoch)?,
             });
         }
@@ -194,29 +189,25 @@ impl Batched for Acquire {
 /// A candidate as a call names it.
 type Named<'a> = (&'a KeyId, &'a PoolName, Option<&'a GroupName>, Fingerprint);
 
-fn acquire_call<'a>(
-    shared: &Shared,
-    provider: &ProviderName,
-    asks: &'a [Acquire],
-    candidates: &mut Many<Named<'a>>,
-) -> Call {
+fn acquire_call(shared: &Shared, provider: &ProviderName, asks: &[Acquire]) -> Call {
     let names = shared.names.of(provider);
-    let (firsts, others) = orders(asks, candidates);
+    let mut candidates = Many::default();
+    let (firsts, others) = orders(asks, &mut candidates);
     let (mut pools, mut groups, mut terms) = (Few::default(), Few::default(), Few::default());
     let mut call = Call::default();
     for key in [names.epoch(), names.fence(), names.cooldowns(), names.probes(), names.waiting()] {
         call.key(key);
     }
     call.key(names.groups());
-    let (mut in_pools, mut in_groups, mut fingerprints) = (Vec::new(), Vec::new(), String::new());
+    let (mut in_pools, mut in_groups, mut rests) = (Vec::new(), Vec::new(), String::new());
     for (key, pool, group, fingerprint) in candidates.list() {
         call.key(names.key(key)).key(names.leases(key));
         in_pools.push(pools.number(*pool));
         in_groups.push(groups.number_or_none(*group));
-        fingerprints.push_str(&fingerprint_text(*fingerprint));
+        rests.extend(["rest:", &fingerprint_text(*fingerprint)]);
     }
-    let terms_of = |ask: &'a Acquire| terms.number((&ask.owner, &ask.app, ask.model.as_ref(), ask.ttl));
-    let on: Vec<usize> = asks.iter().map(terms_of).collect();
+    let on: Vec<usize> =
+        asks.iter().map(|ask| terms.number((&ask.owner, &ask.app, ask.model.as_ref(), ask.ttl))).collect();
     let ttl = asks.iter().map(|ask| ask.ttl).max().unwrap_or(WAITS.0);
     call.arg(fresh_epoch()).arg(&*shared.name).number(ttl.clamp(WAITS.0, WAITS.1).as_millis());
     call.number(in_pools.len()).number(pools.list().len()).number(groups.list().len());
@@ -226,7 +217,9 @@ fn acquire_call<'a>(
     call.arg(numbers_unless_all(1, &in_pools)).arg(numbers_unless_all(0, &in_groups));
     call.arg(numbers_unless_all(1, &on));
     call.arg(asks.iter().fold(String::new(), |text, ask| text + &ask.deadline.0.to_string() + " "));
-    call.arg(others).arg(fingerprints);
+    let each_its_own = firsts.iter().copied().eq(1..=asks.len());
+    call.arg(others).arg(if each_its_own { String::new() } else { bytes(&firsts) });
+    call.number(firsts.iter().max().unwrap_or(&0)).arg(rests);
     for pool in pools.list() {
         call.key(names.pool(pool)).arg(pool.as_str());
     }
@@ -239,9 +232,6 @@ fn acquire_call<'a>(
     }
     for ask in asks {
         call.key(names.lease(ask.lease));
-    }
-    if !firsts.iter().copied().eq(1..=asks.len()) {
-        call.numbers(firsts);
     }
     call
 }
@@ -272,26 +262,24 @@ fn has_a_lease_twice(asks: &[Acquire]) -> bool {
     asks.iter().enumerate().any(|(at, ask)| asks[..at].iter().any(|other| other.lease == ask.lease))
 }
 
-fn named<'a>(candidates: &[Named<'a>], number: i64) -> Result<Named<'a>, StoreError> {
-    let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
-    at.and_then(|at| candidates.get(at)).copied().ok_or_else(|| nonsense("a candidate of nobody"))
+/// Each as one byte, which the script reads at a fraction of a text's cost: none is above the number of asks.
+fn bytes(numbers: &[usize]) -> String {
+    const { assert!(MOST_ACQUIRES < 128, "a character below it is one byte") };
+    numbers.iter().map(|number| u8::try_from(*number).map_or('\0', char::from)).collect()
 }
 
-fn granted(
-    (key, pool, group, _): Named<'_>,
-    token: FencingToken,
-    expires_at: StoreTime,
-    epoch: &Epoch,
-) -> Result<Grant, StoreError> {
+/// The first candidate, of which there is nothing more to say.
+fn granted(ask: &Acquire, token: i64, expires_at: StoreTime, epoch: &Epoch) -> Result<Grant, StoreError> {
+    let candidate = ask.candidates.first().ok_or_else(|| nonsense("a candidate of nobody"))?;
     Ok(Grant {
-        key: key.clone(),
-        pool: pool.clone(),
-        token,
+        key: candidate.key.clone(),
+        pool: candidate.pool.clone(),
+        token: FencingToken(u64::try_from(token).map_err(|_| nonsense("a token below zero"))?),
         expires_at,
         probe: false,
         wants_success: false,
         epoch: epoch.clone(),
-        group: group_of(group, "")?,
+        group: group_of(candidate.group.as_ref(), "")?,
     })
 }
 
