@@ -88,7 +88,6 @@ local epoch = call("HMGET", EPOCH, "id", "grace_until_ms")
 local grace_until = rests.number(epoch[2]) or 0
 local in_grace = NOW < grace_until
 local anything_rests = call("EXISTS", COOLDOWNS) == 1
-local only_caps_matter = not anything_rests and not in_grace -- and what a candidate has of its own
 local scoped = {} -- rests in the hash of cooldowns as this call has read and written them; false for none
 local token, waits = nil, false
 
@@ -268,7 +267,14 @@ local PLAIN = { wants_success = 0, probe = 0 } -- the pass of most
 -- the ones worth waiting for. Returns a pass, or nil, reason, value, the end of a lease and of the
 -- grace.
 local function weigh(candidate, model)
-  if candidate.is_plain and only_caps_matter and candidate.slot.taken < candidate.cap then return PLAIN end
+  if
+    candidate.is_plain
+    and not in_grace
+    and candidate.slot.taken < candidate.cap
+    and not (anything_rests and resting(candidate, model)[1])
+  then
+    return PLAIN
+  end
   if candidate.unfit == "disabled" then return nil, "unusable", "disabled" end
   if candidate.unfit then return nil, candidate.unfit, "" end
   local pass = { list = resting(candidate, model), wants_success = 0, probe = 0 }
