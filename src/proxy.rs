@@ -215,6 +215,12 @@ impl Rooms {
             Err(fault) => Err(fault),
         };
         match served {
+            Ok(Served::Proxied(mut reply, in_use)) => {
+                if http1 && body.is_unread() {
+                    reply.end_connection();
+                }
+                Ok(Served::Proxied(reply, in_use))
+            }
             Ok(served) => Ok(served),
             Err(fault) => Err(Refused { fault, shape, unread: http1 && !body.read_out(READ_OUT).await }),
         }

@@ -854,3 +854,59 @@ async fn an_early_answer_reaches_the_client_each_time_also_where_a_reset_follows
         lessor.is_free_within_a_second("a").await;
     }
 }
+
+#[tokio::test]
+async fn an_upload_that_a_provider_resets_leaves_nothing_behind_and_its_client_is_let_go() {
+    for tls in [false, true] {
+        let builder = if tls { Provider::builder() } else { Provider::builder().plain() };
+        let reset = |_: &support::Seen| Some(Play::new().read_at_least(1 << 16).cut(Cut::Reset));
+        let provider = builder.before_body(reset).start(openai).await;
+        let lessor = start(&provider).await;
+        for n in 0..20 {
+            let raw = lessor.raw().await;
+            let (mut reads, mut writes) = tokio::io::split(raw.0);
+            let (host, length) = (lessor.authority(), 64 << 20);
+            let head =
+                format!("POST /openai/v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n");
+            writes.write_all(head.as_bytes()).await.unwrap();
+            // A client that sends on until it is let go.
+            let sending = async {
+                let chunk = vec![b'x'; 1 << 16];
+                while writes.write_all(&chunk).await.is_ok() {}
+                std::future::pending().await
+            };
+            let mut said = Vec::new();
+            let reading = async {
+                let mut buffer = [0; 4096];
+                while let Ok(read) = reads.read(&mut buffer).await
+                    && read > 0
+                {
+                    said.extend_from_slice(&buffer[..read]);
+                }
+            };
+            let what = format!("the end of the {n}th, tls: {tls}");
+            let ended = async {
+                tokio::select! { () = reading => {}, () = sending => {} }
+            };
+            within(NEVER, &what, ended).await;
+            let said = String::from_utf8_lossy(&said).to_ascii_lowercase();
+            let is_right = said.starts_with("http/1.1 502 ") && said.contains("\r\nconnection: close\r\n");
+            assert!(is_right, "the {n}th, tls: {tls}: {said}");
+        }
+        lessor.is_free_within_a_second("a").await;
+    }
+}
+
+#[tokio::test]
+async fn an_early_answer_to_an_upload_says_that_the_connection_ends_with_it() {
+    let refused = Play::json(413, &serde_json::json!({"error": {"message": "too large"}}));
+    let early = move |seen: &support::Seen| {
+        seen.target.contains("early").then(|| Play::new().read_at_least(1 << 16).then(refused.clone()))
+    };
+    let provider = Provider::builder().plain().before_body(early).start(openai).await;
+    let lessor = start(&provider).await;
+    for (path, closes) in [("/openai/v1/early", true), ("/openai/v1/files", false)] {
+        let answer = lessor.ask(Request::new("POST", path).body(patterned(1 << 20))).await;
+        assert_eq!(answer.headers.get("connection").is_some_and(|value| value == "close"), closes, "{path}");
+    }
+}

@@ -117,7 +117,7 @@ impl SendError {
 }
 
 /// Dials, and hears what is answered out.
-type Hearing = MapResponse<Dialer, fn(TokioIo<TcpStream>) -> LastWord<TokioIo<TcpStream>>>;
+type Hearing = MapResponse<Dialer, fn(TokioIo<TcpStream>) -> TokioIo<LastWord<TcpStream>>>;
 
 type Https = Bounded<HttpsConnector<Hearing>>;
 
@@ -279,7 +279,8 @@ impl Upstreams {
 
 /// What dials within `timeout`, TLS included, where the target is https.
 fn connector(dialer: Dialer, tls: rustls::ClientConfig, timeout: Duration) -> Https {
-    let hearing: Hearing = MapResponse::new(dialer, LastWord::new);
+    let hearing: Hearing =
+        MapResponse::new(dialer, |io: TokioIo<TcpStream>| TokioIo::new(LastWord::new(io.into_inner())));
     let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
     Bounded::new(https.wrap_connector(hearing), timeout)
 }

@@ -89,8 +89,8 @@ impl Upstream {
         let foreign = |_| io::Error::other("the upgraded connection is of no kind that is dialled");
         let parts = upgraded.downcast::<Io>().map_err(foreign)?;
         let watch = again(match &parts.io {
-            MaybeHttpsStream::Http(tcp) => tcp.get_ref().inner(),
-            MaybeHttpsStream::Https(tls) => tls.inner().get_ref().0.inner().get_ref().inner(),
+            MaybeHttpsStream::Http(tcp) => tcp.inner().get_ref(),
+            MaybeHttpsStream::Https(tls) => tls.inner().get_ref().0.inner().inner().get_ref(),
         })?;
         Ok(Self { io: Box::new(TokioIo::new(parts.io)), ahead: parts.read_buf, watch })
     }

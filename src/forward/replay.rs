@@ -208,6 +208,11 @@ impl Replay {
         self.0.as_deref().is_some_and(|body| !body.awaited && can_read(&body.source()))
     }
 
+    /// Whether more of the body may come of the client.
+    pub fn is_unread(&self) -> bool {
+        self.source().is_some_and(|source| !source.ended)
+    }
+
     /// Reads what is left of a small body, for so long at most: whether the client has nothing more to send.
     pub async fn read_out(&self, time: Duration) -> bool {
         let is_small = |body: &Arc<Announced>| body.hint.upper().is_some_and(|most| most <= FREE as u64);
@@ -215,7 +220,7 @@ impl Replay {
             // What became of it is told by what it has come to.
             let _ = tokio::time::timeout(time, self.read_ahead(|_| false)).await;
         }
-        self.source().is_none_or(|source| source.ended)
+        !self.is_unread()
     }
 
     /// Why the body broke off, if it did.

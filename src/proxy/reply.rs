@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
+use http::header::CONNECTION;
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
@@ -92,6 +93,12 @@ impl Reply {
                 }
             }
         }
+    }
+
+    /// Says that the connection ends with it: it came while the client still sends, and who answers early mostly reads
+    /// no further.
+    pub(super) fn end_connection(&mut self) {
+        self.head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
 
     /// Whether the provider agreed to a WebSocket.
