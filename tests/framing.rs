@@ -298,6 +298,23 @@ async fn answers_without_a_body_have_none() {
 }
 
 #[tokio::test]
+async fn an_answer_of_two_lengths_is_a_clear_502_also_to_head() {
+    let provider = Provider::start(|_| {
+        Play::new().bytes("HTTP/1.1 200 OK\r\ncontent-length: 10\r\ncontent-length: 12\r\n\r\n")
+    })
+    .await;
+    let lessor = start(&provider).await;
+    for method in ["GET", "HEAD"] {
+        let answer = lessor.ask(Request::new(method, "/openai/v1/models")).await;
+        assert_eq!(
+            (answer.status, answer.header("x-lessor-error")),
+            (502, "upstream_unreachable"),
+            "{method}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn interim_answers_before_the_final_one_are_stepped_over() {
     let provider = Provider::start(|seen| {
         let interim = "HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n";

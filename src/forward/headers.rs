@@ -127,6 +127,15 @@ pub fn says_length(headers: &HeaderMap, length: u64) -> bool {
     })
 }
 
+/// Whether an answer says different lengths, or one that cannot be read. Where it has a body it was refused for that
+/// already; of an answer to HEAD nobody has counted.
+pub fn has_foreign_length(headers: &HeaderMap) -> bool {
+    let lines = headers.get_all(CONTENT_LENGTH).iter();
+    let mut said = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii));
+    let is_number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    said.next().is_some_and(|first| !is_number(first) || said.any(|more| more != first))
+}
+
 /// Whether an answer's body is coded in a way that was lost when it was decoded as chunked.
 pub fn has_foreign_coding(headers: &HeaderMap) -> bool {
     if !fields::has(headers, &TRANSFER_ENCODING) {
@@ -148,6 +157,26 @@ mod tests {
     fn strip(headers: &mut HeaderMap, version: Version) {
         let rare = Rare::of(headers);
         strip_request(headers, rare, version, HeaderValue::from_static("api"), |_| false);
+    }
+
+    #[test]
+    fn an_answers_length_is_one_number_however_often_it_is_said() {
+        for (lines, foreign) in [
+            (&[][..], false),
+            (&["10"][..], false),
+            (&["10", "10"], false),
+            (&["10, 10"], false),
+            (&["10", "12"], true),
+            (&["10, 12"], true),
+            (&["ten"], true),
+            (&[""], true),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(CONTENT_LENGTH, HeaderValue::from_static(line));
+            }
+            assert_eq!(has_foreign_length(&headers), foreign, "{lines:?}");
+        }
     }
 
     #[test]

@@ -229,11 +229,13 @@ impl Upstreams {
             // Framing that a 101 cannot have.
             answer.headers_mut().remove(CONTENT_LENGTH);
         }
-        if headers::has_foreign_coding(answer.headers()) {
-            return Err(SendError::Unusable {
-                host: host.name(),
-                what: "a transfer coding other than chunked",
-            });
+        let unusable = match answer.headers() {
+            headers if headers::has_foreign_coding(headers) => Some("a transfer coding other than chunked"),
+            headers if headers::has_foreign_length(headers) => Some("a length that is no number, or several"),
+            _ => None,
+        };
+        if let Some(what) = unusable {
+            return Err(SendError::Unusable { host: host.name(), what });
         }
         headers::strip_response(answer.headers_mut());
         Ok(answer)
