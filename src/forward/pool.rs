@@ -20,7 +20,7 @@ use http::uri::{Authority, Scheme};
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
-use hyper::client::conn::http1::{Builder, Connection, SendRequest};
+use hyper::client::conn::http1::{Builder, SendRequest};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -232,7 +232,7 @@ impl Pool {
             let opening = Builder::new().max_buf_size(MAX_ANSWER_HEAD).handshake(io);
             let (sender, connection) = opening.await.map_err(Failed::Send)?;
             let seat = Arc::new(Seat { pool: Arc::downgrade(&self), sender: Mutex::default() });
-            tokio::spawn(run(connection, seat.clone()));
+            tokio::spawn(run(Box::pin(connection.with_upgrades()), seat.clone()));
             Ok(Line { sender, seat, is_new: true })
         })
     }
@@ -317,8 +317,8 @@ impl Seat {
     }
 }
 
-async fn run(connection: Connection<Io, ReplayBody>, seat: Arc<Seat>) {
-    let mut connection = Box::pin(connection.with_upgrades());
+/// `connection` is boxed, for a task keeps the room of what is moved out of it.
+async fn run(mut connection: Pin<Box<impl Future<Output = hyper::Result<()>>>>, seat: Arc<Seat>) {
     let ended = std::future::poll_fn(|cx| {
         let ended = connection.as_mut().poll(cx);
         if ended.is_pending() {
